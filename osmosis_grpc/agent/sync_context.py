@@ -1,4 +1,4 @@
-"""Contexts for agents whose run() is not async and runs on a thread. Their methods wait for the result."""
+"""The context of agents with a sync run(), which runs on a thread. Its methods block until they have a result."""
 
 import asyncio
 import contextvars
@@ -35,14 +35,14 @@ def _awaited(
     def wait(self: "SyncRolloutContext", /, *args: P.args, **kwargs: P.kwargs) -> T:
         return self.wait(lambda: method(self._context, *args, **kwargs))
 
-    del wait.__wrapped__  # it is not async, though the method is
+    del wait.__wrapped__  # inspect would follow it to the async method, but `wait` is sync
     return wait
 
 
 class SyncRolloutContext:
-    """The view of one rollout for code on a thread. After the end of the rollout every method raises RolloutEndedError.
+    """The RolloutContext for sync code on threads. Several threads may call its methods at once.
 
-    Several threads of one rollout may call the methods at once.
+    After the end of the rollout, every method raises RolloutEndedError.
     """
 
     def __init__(self, context: RolloutContext) -> None:
@@ -83,7 +83,7 @@ class SyncRolloutContext:
         return self._calls.wait(work)
 
     def close(self) -> None:
-        """End every wait with RolloutEndedError. Called on the event loop after the end of the run."""
+        """End all current and later calls with RolloutEndedError. Called on the event loop when run() has ended."""
         self._calls.close()
 
     def _call(self, function: Callable[[], T]) -> T:
@@ -96,25 +96,25 @@ class SyncRolloutContext:
 
 
 THREADS = 512
-"""The most sync agents that run at once in a process. Others wait for a thread."""
+"""At most this many sync agents run at once in a process. Others wait for a thread."""
 
 _threads = DaemonThreads(THREADS, replaced=THREADS, name="sync agents")
 
 
 class RunNotAsyncError(TypeError):
-    """A plain function run() returned a coroutine."""
+    """A run() that is not `async def` returned a coroutine."""
 
 
 def is_async(run: Callable[..., Any]) -> bool:
-    """Return whether a function, or the function that it wraps, is async."""
+    """Return whether a callable, the function that it wraps, or its `__call__` is async."""
     return any(map(inspect.iscoroutinefunction, (run, inspect.unwrap(run), getattr(run, "__call__", None))))  # noqa: B004
 
 
 async def run_on_thread(run: Callable[[SyncRolloutContext], Any], context: RolloutContext) -> Any:
-    """Call run() on a thread, and return its result. Raises its exception.
+    """Call run() on a thread. Return its result, or raise its exception.
 
-    If the rollout ends before that, the next call of the context's methods raises RolloutEndedError in the thread, and
-    so does a call that waits. Code that calls none of them keeps its thread until it returns.
+    If the rollout ends first, the thread's current or next call of a context method raises RolloutEndedError. Code that
+    calls no such method keeps its thread until it returns.
     """
     sync_context = SyncRolloutContext(context)
     variables = contextvars.copy_context()

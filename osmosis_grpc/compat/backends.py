@@ -1,4 +1,4 @@
-"""The Osmosis SDK's backends: what create_rollout_server() serves. A backend says which agent runs, and on what."""
+"""The Osmosis SDK's backends, which create_rollout_server() serves. A backend says which agent runs, and where."""
 
 import importlib
 import os
@@ -19,13 +19,13 @@ from osmosis_grpc.agent.workflow_runnable import WorkflowRunnable
 from osmosis_grpc.protocol.types import RolloutRequest, requests
 
 DEFAULT_CONCURRENCY = 4
-"""The most rollouts at once of a backend whose workflow has no configuration."""
+"""How many rollouts run at once if the workflow has no configuration."""
 TASK_KEY = "harbor_task_id"
-"""The key of the metadata with which Harbor's trainers name a task. Here it is `task`."""
+"""The metadata key in which Harbor's trainers name a task. This package's key is `task`."""
 
 
 def found(given: Any) -> Any:
-    """Return the object that a text such as "module:attribute" names; any other value as it is.
+    """Return the object that a text such as "module:attribute" names. Any other value is returned as it is.
 
     Raises ValueError and ImportError.
     """
@@ -41,7 +41,7 @@ def found(given: Any) -> Any:
 
 
 class ExecutionBackend:
-    """What both backends have. Backends of your own are refused: an agent of your own is a RolloutAgentLoop."""
+    """The base of both backends. You cannot serve your own backend; write your agent as a RolloutAgentLoop."""
 
     name: str
     """The name of the agent."""
@@ -49,14 +49,14 @@ class ExecutionBackend:
     """The most rollouts at once; None for the server's limit."""
 
     def open(self) -> Any:
-        """Return an async context manager with the agent."""
+        """Return an async context manager that yields the agent."""
         raise TypeError(
-            f"{type(self).__name__} is a backend of its own: write its agent as a RolloutAgentLoop, and serve it with "
+            f"{type(self).__name__} cannot be served as a backend: write its agent as a RolloutAgentLoop, served with "
             "create_app(agent_loop) or osmosis-grpc serve -m MODULE:ATTR"
         )
 
     async def execute(self, request: Any) -> NoReturn:
-        """Raise NotImplementedError, which says how tests run a workflow."""
+        """Raise NotImplementedError, which says how to run a workflow in a test."""
         raise NotImplementedError(
             "a backend runs rollouts of a server only: run the workflow in a test with "
             "osmosis_grpc.testing.run_rollout(backend.agent, policy)"
@@ -67,14 +67,14 @@ class LocalBackend(ExecutionBackend):
     """Runs a workflow and its grader in the server's process.
 
     Args:
-        workflow: The class of the workflow, or its place as "module:Class".
-        workflow_config: Its configuration, or its place. Without one, four rollouts run at once.
-        grader: The class of the grader, or its place.
-        grader_config: Its configuration, or its place.
+        workflow: The class of the workflow, or a text "module:Class" that names it.
+        workflow_config: Its configuration, or a text that names it. Without one, four rollouts run at once.
+        grader: The class of the grader, or a text that names it.
+        grader_config: Its configuration, or a text that names it.
 
     Raises:
         ValueError: A text is not "module:attribute".
-        ImportError: There is nothing at such a place.
+        ImportError: A text names nothing that exists.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class LocalBackend(ExecutionBackend):
 
 
 class TaskMode(StrEnum):
-    """How tasks are made. Here each task is a folder of its own."""
+    """How Harbor makes tasks. This package supports DATASET only: each task is a folder."""
 
     DATASET = "dataset"
     TEMPLATE = "template"
@@ -109,7 +109,7 @@ _UNUSED = (
     "orchestrator cleanup_successful_trials trials_dir prewarm patch_dockerfile_with_sdk agent_setup_timeout_sec "
     "max_queue_depth verified_tasks model_name"
 )
-"""Options about how Harbor runs its trials. A server of this package has its own queue and boxes."""
+"""Options of Harbor for running its trials. They have no effect: a server has its own queue and boxes."""
 _INSTEAD = {
     "environment_config": "describe the box in `box`, for example box={'mounts': {...}} (docs/boxes.md)",
     "native_agent_kwargs": "write the program's options in a file for `agent`, as of osmosis-grpc serve --program FILE",
@@ -122,20 +122,20 @@ _INSTEAD = {
 
 
 class HarborBackend(ExecutionBackend):
-    """Runs a program in the box of a Harbor task, and the tests of the task, which decide on the reward.
+    """Runs a program in the box of a Harbor task, and then the tests of the task, which give the reward.
 
     The trainer names the task in the metadata of its request: `{"task": NAME}` or `{"harbor_task_id": NAME}`. Needs the
     extra `docker`.
 
     Args:
         tasks_dir: The folder of the tasks.
-        agent: A preset such as "claude-code", the path of a file for serve --program, or a command.
-        task_mode: TaskMode.DATASET; a template is refused.
-        box: Fields of the box, as in the table [box] of such a file.
+        agent: A preset such as "claude-code", the path of a .toml file for serve --program, or a command.
+        task_mode: Must be TaskMode.DATASET.
+        box: Fields of the box, as in the table [box] of a .toml file for serve --program.
         **harbor: Options of Harbor. Those about its queue have no effect; others are refused.
 
     Raises:
-        TypeError: An option is refused. The text says what to write instead.
+        TypeError: An option is refused. The message says what to write instead.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class HarborBackend(ExecutionBackend):
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Runnable]:
-        """Yield the agent, whose base URLs and boxes are served meanwhile. Raises ValueError, SandboxError."""
+        """Yield the agent, and serve its base URLs and boxes meanwhile. Raises ValueError and SandboxError."""
         from osmosis_grpc.endpoints.hosted_programs import command_agents
         from osmosis_grpc.endpoints.programs import Program, load_program, preset_names
 
@@ -177,7 +177,7 @@ class HarborBackend(ExecutionBackend):
 
 
 class _TaskAgent:
-    """An agent whose task may also have the name that Harbor's trainers give it."""
+    """An agent that also finds its task in the metadata key of Harbor's trainers."""
 
     def __init__(self, agent: Runnable) -> None:
         self._agent = agent

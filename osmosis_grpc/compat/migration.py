@@ -1,6 +1,6 @@
-"""Changes the import lines of programs for the older systems, and finds what is left to do by hand.
+"""Changes the imports of programs for the older systems, and lists what is left to do by hand.
 
-A program is read as a syntax tree, and only the names of modules are replaced, so every other character stays.
+A program is read as a syntax tree. Only the names of modules are replaced; every other character stays.
 """
 
 import ast
@@ -32,30 +32,30 @@ class Note:
 
 @dataclass(slots=True)
 class Change:
-    """What becomes of one file."""
+    """The change of one file."""
 
     path: Path
     text: str
     """The text after the change."""
     lines: list[int] = field(default_factory=list)
-    """The lines that change."""
+    """The numbers of the lines that change."""
 
 
 @dataclass(slots=True)
 class _File:
-    """One file while it is read."""
+    """The edits and notes of one file, collected while it is read."""
 
     path: Path
     lines: list[str]
     edits: list[tuple[int, int, int, str]] = field(default_factory=list)
-    """Line, columns of its UTF-8, and what comes there."""
+    """The line, the begin and end in its UTF-8 bytes, and the new text between them."""
     notes: list[Note] = field(default_factory=list)
 
     def note(self, line: int, text: str) -> None:
         self.notes.append(Note(self.path, line, text))
 
     def replace(self, line: int, column: int, old: str, new: str) -> None:
-        """Replace the next `old` from a place on. Comments and the names behind it stay."""
+        """Replace the first `old` at or after `column`. The rest of the line stays."""
         text = self.lines[line - 1].encode()
         at = text.find(old.encode(), column)
         if at >= 0:
@@ -72,7 +72,7 @@ class _File:
 
 
 def migration(folder: Path) -> tuple[list[Change], list[Note]]:
-    """Return the changes of a folder, and what is left, in the order of the files. Nothing is written.
+    """Return the changes of a folder, and the notes on what is left to do. Writes nothing.
 
     Args:
         folder: The folder, or one file.
@@ -145,7 +145,7 @@ def _has_key(node: ast.Call) -> bool:
 def _from(file: _File, node: ast.ImportFrom, module: str) -> None:
     top, _, below = module.partition(".")
     if top == SDK and below and not _is_here(below):
-        file.note(node.lineno, f"there is no {HERE}.{below}: {_PLATFORMS}")  # and the line stays, for the next run, too
+        file.note(node.lineno, f"there is no {HERE}.{below}: {_PLATFORMS}")  # kept, so the next run notes it again
     elif top == SDK:
         file.replace(node.lineno, node.col_offset, SDK, HERE)
         for alias in node.names:
@@ -153,7 +153,7 @@ def _from(file: _File, node: ast.ImportFrom, module: str) -> None:
     elif any(f"{module}.".startswith(f"{name}.") for name in _LIBRARY):
         names = recorded("library").get(below if top == "workers" else "agentic_rollout")
         if names is None or not all(alias.name in names for alias in node.names):
-            return  # a package of the author's own with the same name
+            return  # the author's own package with the same name
         file.replace(node.lineno, node.col_offset, module, LIBRARY_HERE)
         for alias in node.names:
             if sentence := sentence_of("agentic", alias.name, LIBRARY_HERE):
@@ -176,7 +176,7 @@ def _check(file: _File, line: int, module: str, name: str) -> None:
 
 
 def _is_here(module: str) -> bool:
-    """Return whether a module of the SDK has a counterpart, which gives or explains its names."""
+    """Return whether a module of the SDK has a counterpart here, which has its names or says what replaces them."""
     known = recorded()
     ours = module.partition(".")[0] in ("rollout", "eval")
     return ours and (module in known or any(each.startswith(f"{module}.") for each in known))

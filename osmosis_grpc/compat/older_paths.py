@@ -1,8 +1,8 @@
-"""The import paths and the names of two older systems: one table, and a finder that makes their modules.
+"""The import paths and names of two older systems, and a finder that makes their modules.
 
 `older_names.json` has the public names of the Osmosis SDK and of the Agentic Rollout Library, by version and module, as
 scripts/older_names.py recorded them. A name works if `rollout/__init__.pyi`, `agentic/__init__.pyi` or BELOW says where
-it is here. Every other one raises an ImportError with a sentence: the one of the name, or else that of its module.
+it is now. Any other recorded name raises an ImportError that says what to use instead of the name or its module.
 """
 
 import ast
@@ -42,7 +42,7 @@ BELOW = {
     )
     for name in names.split()
 }
-"""Where names are that the facade `rollout` does not have, or has as something else."""
+"""The modules of names that the facade `rollout` lacks, or has with another meaning."""
 ALSO = {
     "rollout.tools": ("ToolArgumentError", "ToolExecutionError"),
     "rollout.types": ("GraderStatus",),
@@ -52,14 +52,14 @@ ALSO = {
     "rollout.grader": ("GraderContext",),
     "rollout.validator": ("validate_workflow",),
 }
-"""Names that modules have without promising them, because they import them."""
+"""Names that modules of the SDK import but do not list as public."""
 _FACADES = ("rollout", "agentic")
 _NEEDS_SERVER_EXTRA = ("osmosis_gateway.", "osmosis_grpc.settings.settings")
 
 
 @cache
 def recorded(system: str = "sdk") -> Mapping[str, frozenset[str]]:
-    """Return the names of all versions of a system, by module."""
+    """Return the names of a system by module, over all its versions."""
     found: dict[str, set[str]] = {}
     for modules in json.loads(Path(__file__).with_name("older_names.json").read_text())[system].values():
         for module, names in modules.items():
@@ -72,7 +72,7 @@ def recorded(system: str = "sdk") -> Mapping[str, frozenset[str]]:
 
 @cache
 def facade(package: str = "rollout") -> Mapping[str, tuple[str, str]]:
-    """Return where each name of `rollout` or of `agentic` comes from: the module, and the name there."""
+    """Map each name of `rollout` or `agentic` to its source: the module, and the name in it."""
     stub = ast.parse((Path(__file__).parents[1] / package / "__init__.pyi").read_text())
     return {
         alias.asname or alias.name: (statement.module, alias.name)
@@ -83,7 +83,7 @@ def facade(package: str = "rollout") -> Mapping[str, tuple[str, str]]:
 
 
 def source_of(module: str, name: str) -> tuple[str, str] | None:
-    """Return where a name of a module is here; None if it is nowhere. `module` is without the package's name."""
+    """Return the module and the name that now provide a name; None if nothing does. `module` omits the package."""
     below = BELOW.get(f"{module}.{name}")
     if below is not None:
         return below, name
@@ -93,7 +93,7 @@ def source_of(module: str, name: str) -> tuple[str, str] | None:
 
 
 def sentence_of(module: str, name: str, shown: str) -> str | None:
-    """Return the sentence for a name that `shown` does not have; None for one that no older system has."""
+    """Return what to use instead of a name that `shown` lacks; None if no older system has the name."""
     text = (LIBRARY if module == "agentic" else INSTEAD).get(name)
     if text is None and name in recorded().get(module, ()):
         parts = module.split(".")
@@ -110,16 +110,16 @@ def names_of(module: str) -> list[str]:
 
 
 def contents(module: str) -> dict[str, Any]:
-    """Return the variables of a module whose names are imported when they are first used."""
+    """Return the variables of a module that imports its names when they are first used."""
     names = names_of(module)
     return {"__getattr__": lambda wanted: get(module, wanted), "__dir__": lambda: names, "__all__": names}
 
 
 def get(module: str, name: str) -> Any:
-    """Return the object of a name. `from ... import` shows the texts of these errors.
+    """Return the object of a name. `from ... import` shows the messages of these errors.
 
     Raises:
-        ImportError: The name has no object here. The text says what to write instead.
+        ImportError: The name has no object here. The message says what to use instead.
         MissingExtraError: An extra is missing.
         AttributeError: No older system has the name.
     """
@@ -139,7 +139,7 @@ def get(module: str, name: str) -> Any:
 
 
 class OlderModules(MetaPathFinder, Loader):
-    """Makes the modules below `rollout` and `eval`, whose names are imported when they are first used."""
+    """Makes the modules below `rollout` and `eval`. They import their names when they are first used."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -160,6 +160,6 @@ class OlderModules(MetaPathFinder, Loader):
 
 
 def install() -> None:
-    """Let the modules of the older systems be imported. The folders below have stubs only, so the finder is first."""
+    """Make the modules of the older systems importable. The finder goes first because their folders have only stubs."""
     if not any(isinstance(finder, OlderModules) for finder in sys.meta_path):
         sys.meta_path.insert(0, OlderModules())

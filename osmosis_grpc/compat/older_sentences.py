@@ -1,4 +1,4 @@
-"""What to write instead of the names of older systems that have no object here. NAME is the name."""
+"""What to use instead of the names of older systems that have no object here. NAME stands for the name."""
 
 from collections.abc import Mapping
 
@@ -43,7 +43,7 @@ INSTEAD = _by_name(
         "load an agent loop with importlib, or name it to osmosis-grpc serve -m MODULE:ATTR": "load_agent_loop",
     }
 )
-"""The sentences of names."""
+"""The sentences for names of the SDK."""
 
 BY_MODULE = _by_name(
     {
@@ -61,7 +61,7 @@ BY_MODULE = _by_name(
         _WIRE: "rollout rollout.server rollout.types",
     }
 )
-"""The sentences of the other names of a module, and of the modules below it."""
+"""The sentences for all other names of a module and of the modules below it."""
 
 LIBRARY = _by_name(
     {
@@ -91,4 +91,4 @@ LIBRARY = _by_name(
         "the arguments of a call are checked before the tool runs": "validate_tool_parameters",
     }
 )
-"""The sentences of the Agentic Rollout Library's names."""
+"""The sentences for names of the Agentic Rollout Library."""

@@ -5,8 +5,8 @@
             agent = OsmosisAgent(name="solver", model=OsmosisRolloutModel(), tools=[multiply])
             await Runner.run(agent, ctx.prompt, session=OsmosisMemorySession())
 
-The agent asks the rollout's base URL, so its requests are chats of the rollout. Without a session, the grader gets the
-recorded messages in OpenAI's format; with one, those of the session.
+The agent asks the rollout's base URL, so its requests are chats of the rollout. The grader gets the items of the
+session or, without a session, the recorded messages in OpenAI's format.
 """
 
 from typing import Any, NoReturn
@@ -29,14 +29,14 @@ except ImportError as error:
 __all__ = ["OsmosisAgent", "OsmosisLitellmModel", "OsmosisMemorySession", "OsmosisRolloutModel", "SessionSampleSource"]
 
 POLICY = "policy"
-"""The name of the model at the base URL: the trainer's only policy."""
+"""The model name to send to the base URL. It means the trainer's only policy."""
 
 
 class OsmosisRolloutModel(Model):
     """A placeholder for the policy. OsmosisAgent replaces it with an OsmosisLitellmModel.
 
     Args:
-        **litellm_kwargs: Refused when the agent is made: sampling parameters are those of ModelSettings.
+        **litellm_kwargs: Must be empty when the agent is made. Set sampling parameters in ModelSettings.
     """
 
     def __init__(self, **litellm_kwargs: Any) -> None:
@@ -69,7 +69,7 @@ class OsmosisLitellmModel(OpenAIChatCompletionsModel):
 
 
 class OsmosisAgent(Agent):
-    """An Agent. If its model is an OsmosisRolloutModel, the policy of the active rollout answers."""
+    """An Agent. If its model is an OsmosisRolloutModel, it asks the policy of the active rollout."""
 
     def __init__(self, *args: Any, model: Any = None, **kwargs: Any) -> None:
         if isinstance(model, OsmosisRolloutModel):
@@ -93,7 +93,7 @@ class OsmosisMemorySession(SessionABC):
             raise RuntimeError("the session belongs to another rollout, or to none: make it in the run() that uses it")
 
     async def get_items(self, limit: int | None = None) -> list[Any]:
-        """Return the items, or the newest ones."""
+        """Return all items, or the newest `limit` ones."""
         self._check()
         return list(self.items if limit is None else self.items[len(self.items) - min(limit, len(self.items)) :])
 
@@ -112,7 +112,7 @@ class OsmosisMemorySession(SessionABC):
 
 
 class SessionSampleSource(SampleSource):
-    """Has the items of any session of the OpenAI Agents library.
+    """Makes a sample from the items of any session of the OpenAI Agents library.
 
     Args:
         session: The session.

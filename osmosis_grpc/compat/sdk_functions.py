@@ -1,8 +1,8 @@
-"""Functions that the Osmosis SDK has for authors: a registry of agent loops, readers of messages, keys of servers,
-and the result and the errors of rubrics, for graders that ask a judge of their own.
+"""Functions of the Osmosis SDK for authors: a registry of agent loops, readers of messages, keys of servers,
+and the result and the errors of rubrics, for graders that ask their own judge.
 
-Servers do not read registries, because a server is given the loops that it hosts. The readers of messages accept every
-message that a model server sends; osmosis_grpc.protocol.types.messages checks which messages can be sent.
+Servers do not read the registry: you pass them the loops to host. The readers of messages accept every message that a
+model server sends; osmosis_grpc.protocol.types.messages checks which messages can be sent.
 """
 
 import secrets
@@ -16,7 +16,7 @@ from osmosis_grpc.agent.loop import AgentNameError, RolloutAgentLoop, name_probl
 from osmosis_grpc.protocol.errors import AgentLoopNotFoundError
 
 API_KEY_PREFIX = "osm_rollout_"
-"""How a generated key begins."""
+"""The prefix of a generated key."""
 
 
 class AgentLoopRegistry:
@@ -27,7 +27,7 @@ class AgentLoopRegistry:
         self._loops: dict[str, RolloutAgentLoop] = {}
 
     def register(self, loop: RolloutAgentLoop) -> None:
-        """Register an instance under its present name.
+        """Register an instance under its current name.
 
         Raises ValueError if the name is registered already, and TypeError for an object that is not an agent loop or
         has no usable name.
@@ -68,7 +68,7 @@ list_agent_loops = _shared.list_names
 
 
 def get_agent_loop(name: str) -> RolloutAgentLoop:
-    """Return the process's loop with this name. Raises AgentLoopNotFoundError, which lists the known names."""
+    """Return the registered loop with this name. Raises AgentLoopNotFoundError, which lists the known names."""
     loop = _shared.get(name)
     if loop is None:
         raise AgentLoopNotFoundError(name, _shared.list_names())
@@ -89,7 +89,7 @@ def normalize_stop(stop: Any) -> list[str] | None:
 
 
 def get_message_content(message: Mapping[str, Any]) -> str:
-    """Return a message's text; an empty text if the content is not a text but, for example, a list of parts."""
+    """Return a message's text; an empty text if the content is anything else, such as a list of parts."""
     content = message.get("content")
     return content if isinstance(content, str) else ""
 
@@ -132,7 +132,7 @@ def validate_api_key(provided_key: str | None, expected_key: str) -> bool:
 
 @dataclass
 class RubricResult:
-    """What a judge said."""
+    """The judgement of a judge."""
 
     score: float
     explanation: str

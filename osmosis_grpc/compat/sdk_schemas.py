@@ -18,7 +18,7 @@ SamplingParamsDict = dict[str, Any]
 
 
 class RolloutStatus(StrEnum):
-    """How a rollout ended: the values of the SDK 0.2.14, and in lower case those of later versions."""
+    """The status of a rollout. The upper case values come from the SDK 0.2.14, the others from later versions."""
 
     COMPLETED = "COMPLETED"
     ERROR = "ERROR"
@@ -113,7 +113,7 @@ class OpenAIFunctionCallSchema(BaseModel):
     def from_openai_function_parsed_schema(
         parsed_schema: OpenAIFunctionParsedSchema,
     ) -> "tuple[OpenAIFunctionCallSchema, bool]":
-        """Return the call, and whether its arguments are no JSON object. Such a call has no arguments."""
+        """Return the call, and whether its arguments are malformed: not a JSON object. They are then left empty."""
         try:
             arguments = json.loads(parsed_schema.arguments)
         except ValueError:

@@ -1,4 +1,4 @@
-"""The Osmosis SDK's validation of agent loops and workflows: our findings, as its classes and codes."""
+"""The Osmosis SDK's validation of agent loops and workflows: this package's findings in the SDK's classes and codes."""
 
 import sys
 from collections.abc import Mapping
@@ -22,9 +22,9 @@ _CODES: Mapping[str, tuple[str, str]] = {
     "function.parameters": ("INVALID_PARAMETERS_TYPE", "INVALID_PARAMETERS_TYPE"),
     "function.parameters.type": ("PARAMETERS_TYPE_NOT_OBJECT", "PARAMETERS_TYPE_NOT_OBJECT"),
 }
-"""The SDK's codes of what is wrong, if it is missing and if it is there. Other findings keep our codes."""
+"""The SDK's codes for each field: one if it is missing, one if it is wrong. Other findings keep this package's code."""
 _ERRORS = ("GET_TOOLS_RETURNS_NONE", "MISSING_GRADER")
-"""What is an error in the SDK, and works here."""
+"""Codes of errors in the SDK that are only warnings in this package."""
 
 
 @dataclass
@@ -47,7 +47,7 @@ class ValidationError:
 
 @dataclass
 class ValidationResult:
-    """All problems of an agent loop. The agent works with warnings."""
+    """All problems of an agent loop. With warnings only, the loop still works."""
 
     valid: bool
     errors: list[ValidationError] = field(default_factory=list)
@@ -59,7 +59,7 @@ class ValidationResult:
         return self.valid
 
     def raise_if_invalid(self) -> None:
-        """Raise AgentLoopValidationError if there is an error; warnings do not count."""
+        """Raise AgentLoopValidationError if there is an error. Warnings are ignored."""
         if not self.valid:
             raise validator.AgentLoopValidationError(self)
 
@@ -69,7 +69,7 @@ def validate_agent_loop(agent_loop: object, request: RolloutRequest | None = Non
 
     Args:
         agent_loop: The agent loop, or its class.
-        request: The argument of get_tools.
+        request: The request to pass to get_tools.
     """
     problem = name_problem(getattr(agent_loop, "name", None)) or ("", "")
     return _converted(validator.validate_agent_loop(agent_loop, request), INVALID_AGENT_NAME=problem[0])
@@ -83,7 +83,7 @@ def validate_backend(
 
 
 def _converted(found: validator.ValidationResult, **known: str) -> ValidationResult:
-    """Return our findings as those of the SDK. `known` are its codes for codes of ours."""
+    """Convert findings to the SDK's classes. `known` maps this package's codes to the SDK's."""
     result = ValidationResult(True, agent_name=found.agent_name, tool_count=found.tool_count)
     for finding in found.findings:
         key = finding.field or "-"

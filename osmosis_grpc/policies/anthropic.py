@@ -1,8 +1,8 @@
 """A policy that asks a model through Anthropic's Messages API.
 
 The API returns no token ids, so the samples are not trainable. Use the policy for evaluation, judges and data. It
-converts chats from OpenAI's format, and replies back. The thinking of a reply is in `reasoning_content`, and with its
-signatures in `thinking_blocks`, which later requests must send back to the API.
+converts chats from OpenAI's format, and replies back to it. `reasoning_content` has the thinking of a reply.
+`thinking_blocks` has it with the signatures, and later requests must send these blocks back to the API.
 
 Needs the extra `policies` (aiohttp).
 """
@@ -29,19 +29,19 @@ FINISH_REASONS = {
 }
 """Maps Anthropic's stop reasons to OpenAI's finish reasons."""
 SAME = frozenset({"temperature", "top_p", "top_k", "thinking", "metadata", "service_tier", "stop_sequences"})
-"""Parameters that are passed on as they are: the same in both formats, or known to Anthropic only."""
+"""Parameters that are passed on unchanged: both formats have them, or only Anthropic does."""
 LENGTHS = ("max_completion_tokens", "max_tokens")
 WITHOUT_EFFECT = frozenset({"model", "stream", "logprobs", "top_logprobs", "store"})
 """Parameters that are dropped, because they don't change the reply or the policy sets them itself."""
 
 
 def messages_body(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None) -> dict[str, Any]:
-    """Return `system`, `messages` and `tools` of a request. Raises InvalidArgument for a part without equivalent."""
+    """Return `system`, `messages` and `tools` of a request. Raises InvalidArgument for content that the API lacks."""
     system: list[str] = []
     turns: list[Message] = []
     for number, message in enumerate(messages):
         path, role = f"messages[{number}]", message.get("role")
-        late_system = role in ("system", "developer") and bool(turns)  # refused by the API, so it becomes a user's text
+        late_system = role in ("system", "developer") and bool(turns)  # the API refuses it; send it as the user's
         if role in ("system", "developer") and not late_system:
             system += [block["text"] for block in _blocks(message.get("content"), path) if block["type"] == "text"]
             continue
@@ -197,9 +197,9 @@ VERSION = "2023-06-01"
 class AnthropicPolicy(HttpPolicy):
     """Asks `base_url`/v1/messages.
 
-    A trainer closes the policy's connections at its end; without a trainer, use `async with`. Errors are those of
-    OpenAIPolicy: after 429, 408 and 5xx the agent server asks again. A parameter that the API lacks, such as `seed`,
-    raises InvalidArgument.
+    A trainer closes the policy's connections when the trainer ends; without a trainer, use `async with`. Errors are as
+    with OpenAIPolicy: after 408, 429 and 5xx, the agent server asks again. A parameter that the API lacks, such as
+    `seed`, raises InvalidArgument.
 
     Args:
         model: The name of the model.

@@ -1,13 +1,13 @@
 """Renders chats to token ids with a chat template, and reads the model's replies.
 
 The first prompt of a conversation is rendered whole. A later prompt starts with the tokens of the chat that it
-continues (ChatRequest.known_ids), followed by the tokens of what the template adds for the new messages. So sampled
+continues (ChatRequest.known_ids), followed by the tokens that the template adds for the new messages. So sampled
 tokens are never decoded and encoded again.
 
-This only works if the template appends. For each continued chat, the renderer checks that the text of all messages
-begins with the text of the old ones. If the template has changed or dropped old messages, the renderer logs this once
-and renders the prompt anew, so that it differs from the known tokens (drift). To avoid that, templates see the same
-time during a whole rollout (template_inputs.py).
+This only works if the template appends: the text of all messages must begin with the text of the old ones. The renderer
+checks this for each continued chat. If the template changes or drops old messages, the renderer logs this once and
+renders the whole prompt anew, which then differs from the known tokens (drift). A template that writes the current time
+would always drift, so templates see the same time during a whole rollout (template_inputs.py).
 """
 
 import logging
@@ -44,9 +44,9 @@ _BLANKS = " \t\r\n"
 
 
 class Tokenizer(Protocol):
-    """What a renderer needs of a tokenizer. Those of transformers and TemplateTokenizer implement it.
+    """What a renderer needs of a tokenizer. The tokenizers of transformers and TemplateTokenizer implement it.
 
-    It may also have `all_special_ids`, the ids of tokens such as the end of a turn.
+    A tokenizer may also have `all_special_ids`, the ids of tokens such as the end of a turn.
     """
 
     def apply_chat_template(
@@ -93,8 +93,8 @@ class ChatRenderer:
 
     Args:
         tokenizer: The tokenizer, with its template.
-        tool_parser: How the model writes tool calls: the name of a style (docs/policies.md lists them), "auto" for all
-            of them, or a function.
+        tool_parser: How the model writes tool calls: the name of a style (docs/policies.md lists them), "auto" to
+            recognize every style, or a function.
         template_params: Further variables of the template, such as enable_thinking.
 
     Raises:
@@ -193,7 +193,7 @@ class ChatRenderer:
         return self._tokenizer.decode(listed[:end], skip_special_tokens=False)
 
     def _opened(self, prompt: Ids | Sequence[int]) -> bool:
-        """Return whether a prompt ends with the beginning of reasoning."""
+        """Return whether a prompt ends with the tag that opens the reasoning."""
         end = np.asarray(prompt[-_OPENING_TOKENS:], dtype="<u4").tolist()
         return self._tokenizer.decode(end, skip_special_tokens=False).rstrip().endswith(_THINK)
 
@@ -226,7 +226,7 @@ class ChatRenderer:
         for count in range(min(len(closing), len(known)), 0, -1):
             if np.array_equal(known[-count:], closing[:count]):
                 return count
-        ended = int(known[-1]) in self._special_ids  # the model may end its turn with another token than the template
+        ended = int(known[-1]) in self._special_ids  # the model may use another end token than the template
         return int(ended and len(closing) > 0 and int(closing[0]) in self._special_ids)
 
     def _check_beginning(self, messages: list[Message], tools: list[Tool], known: Ids, time: datetime | None) -> None:
@@ -234,7 +234,7 @@ class ChatRenderer:
         try:
             head = self._encode(self._text(first_messages(messages), tools, time))
         except InvalidArgument:
-            return  # the template refuses so few messages, so there is nothing to compare
+            return  # the template does not render so few messages, so there is nothing to compare
         if not np.array_equal(known[: max(0, len(head) - 1)], head[:-1]):
             raise _NotAppendOnly("the chat has other tools or first messages than the chat that it continues")
 
@@ -308,7 +308,7 @@ class _NotAppendOnly(Exception):
 
 
 def _reasoning(text: str, *, opened: bool) -> tuple[str | None, str]:
-    """Split a reply into its reasoning, or None, and the rest. If the reasoning has no end, the rest is empty.
+    """Split a reply into its reasoning (None without any) and the rest, which is empty if the reasoning has no end.
 
     `opened` says that the prompt already contains the opening tag.
     """
@@ -320,5 +320,5 @@ def _reasoning(text: str, *, opened: bool) -> tuple[str | None, str]:
 
 
 def _dense(text: str) -> str:
-    """Return a text without white space, because templates change it."""
+    """Return a text without white space, which templates may change."""
     return re.sub(r"\s+", "", text)

@@ -21,7 +21,7 @@ def is_stream(raw: bytes) -> bool:
 
 
 def stream_problem(raw: bytes) -> str:
-    """Return why a stream is incomplete, or an empty string. If it is incomplete, a retry may help."""
+    """Return why a stream is incomplete, so that a retry may help; an empty string if it is complete."""
     finished = False
     for kind, data in _events(raw):
         if kind == "error" or data.startswith('{"error"'):

@@ -1,8 +1,8 @@
 """A mock model that calls every offered tool and then answers. `validate --run` tries agents with it.
 
 It generates simple arguments from a tool's JSON Schema, always the same for the same schema. The author of a tool can
-choose them with `examples`, `default`, `enum` or `const`, or, for a text, with "for example ..." in its description.
-Keywords that are rare in tools, such as `not` and `contains`, are ignored.
+choose the values with `examples`, `default`, `enum` or `const`, or, for a text, with "for example ..." in the
+description of the parameter. Keywords that are rare in tools, such as `not` and `contains`, are ignored.
 """
 
 import json
@@ -18,7 +18,7 @@ from osmosis_grpc.protocol.types import ChatPurpose, ChatRequest, ChatResponse, 
 from osmosis_grpc.protocol.types.chat import call_prefix
 
 _DEEPEST = 8
-"""How deep generated objects and lists may nest. Objects in the deeper half get only required fields."""
+"""How many levels of objects and lists are generated. In the deeper half, objects get only required fields."""
 _MOST_VALUES = 1000
 _MOST_ITEMS = 100
 _MOST_CHARS = 10_000
@@ -37,7 +37,7 @@ _TEXTS = {
     "url": "https://example.com/",
     "uuid": "123e4567-e89b-12d3-a456-426614174000",
 }
-"""The texts for these formats, and for parameters with these names if the schema gives no other hint."""
+"""The text for each format, and for a parameter with this name if the schema gives no other hint."""
 _CANDIDATES = (*_TEXTS.values(), *(letter * count for count in range(1, 9) for letter in "aA1"))
 """The texts that are tried for a pattern."""
 _EXAMPLE = re.compile(
@@ -69,7 +69,7 @@ class _Maker:
         self._left = _MOST_VALUES
 
     def value(self, schema: Any, level: int, index: int, name: str = "") -> Any:
-        """Return a value that fits the schema, or _NOTHING. Give a different value for each index if possible."""
+        """Return a value that fits the schema, or _NOTHING. Values differ by `index` if possible."""
         self._left -= 1
         if schema is False or self._left < 0 or level > _DEEPEST:
             return _NOTHING
@@ -198,8 +198,8 @@ MOST_CHATS = 8
 class EveryToolMock:
     """Calls the first offered tool alone, then all other tools at once, and then replies with `answer`.
 
-    Each tool is called once, also one that is first offered in a later chat. If `tool_choice` names a tool, only that
-    one is called, and with "none" no tool is.
+    Each tool is called once, even if a later chat is the first to offer it. If `tool_choice` names a tool, the mock
+    calls only that one, and with "none" it calls no tool.
 
     Args:
         answer: The last reply.

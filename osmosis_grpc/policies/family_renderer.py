@@ -1,7 +1,7 @@
 """Renders chats and reads replies with the package `renderers`, which knows the formats of model families.
 
-A renderer of that package writes messages as the chat template of its family does. It parses replies by token id, so a
-text that only looks like a tool call is not mistaken for one. It continues a conversation without rendering the old
+A renderer of that package writes messages as the chat template of its family does. It parses replies by token id, so it
+does not mistake a text that only looks like a tool call for one. It continues a conversation without rendering the old
 messages again, unless the template would change or drop an earlier turn or its reasoning.
 """
 
@@ -26,17 +26,17 @@ _OPENING_TOKENS = 16
 """How many of the last tokens of a prompt are searched for the beginning of reasoning."""
 _CALL_KEYS = {"name", "arguments", "parameters", "args", "id", "type"}
 _INVOKE = "invoke name="
-"""How a call begins in the formats of MiniMax and DeepSeek V4."""
+"""The text with which a call begins in the formats of MiniMax and DeepSeek V4."""
 _PARAMETERS = ("<parameter", "｜parameter name=", "<arg_key")  # noqa: RUF001
-"""How parameters begin, in the formats that write them with tags."""
+"""The texts with which parameters begin in the formats that write them with tags."""
 _TAG = re.compile(r"<[^<>\s][^<>]*>|\[e~\[")
 """A tag around calls, or the end of a turn."""
 _CALLS = ("ok", "unknown_tool")
-"""The states of calls that could be parsed. Whether the tool exists is left to the agent."""
+"""The states of calls that could be parsed. The agent decides whether a tool exists."""
 
 
 class FamilyTokenizer(Protocol):
-    """What a family's renderer needs of a tokenizer. Those of transformers and TemplateTokenizer implement it."""
+    """What a family's renderer needs of a tokenizer. Tokenizers of transformers and TemplateTokenizer implement it."""
 
     name_or_path: str
     unk_token_id: int | None
@@ -70,7 +70,7 @@ class FamilyTokenizer(Protocol):
 
 
 class FamilyRenderer:
-    """Renders as the chat template of a model family. Any thread may call its methods, one thread at a time.
+    """Renders as a family's chat template does. Any thread may call its methods, one thread at a time.
 
     Args:
         tokenizer: The tokenizer of the model.
@@ -80,7 +80,7 @@ class FamilyRenderer:
 
     Raises:
         MissingExtraError: `renderers` is not installed.
-        ValueError: The family is unknown, none is known for the model, or the tokenizer or a variable does not fit it.
+        ValueError: The family is unknown, the model has no known family, or the tokenizer or a variable does not fit.
     """
 
     def __init__(
@@ -140,11 +140,11 @@ class FamilyRenderer:
         try:
             head = self._call("render_ids", first_messages(messages), tools=tools or None, add_generation_prompt=False)
         except InvalidArgument:
-            return None  # the template refuses so few messages, so they cannot be compared
+            return None  # the template does not render so few messages, so they cannot be compared
         if not np.array_equal(known[: max(0, len(head) - 1)], np.asarray(head[:-1], dtype="<u4")):
-            return None  # other tools or first messages than the chat that it continues
+            return None  # the tools or first messages differ from those of the chat to continue
         split = len(known) - request.known_reply
-        if not request.known_reply:  # this rollout is a fork, and continues a chat of its original
+        if not request.known_reply:  # this rollout is a fork that continues a chat of its original
             before = messages[: request.prefix_len - 1]
             asked = self._call("render_ids", before, tools=tools or None, add_generation_prompt=True)
             split = len(asked) if np.array_equal(known[: len(asked)], np.asarray(asked, dtype="<u4")) else len(known)
@@ -206,9 +206,9 @@ class FamilyRenderer:
         return Reply(message, matched, tuple(unread))
 
     def _read(self, ids: list[int], prompt: list[int], tools: list[Tool] | None) -> Any:
-        """Parse a reply with the package, and keep calls within the reasoning as part of it.
+        """Parse a reply with the package. A call within the reasoning stays a part of the reasoning.
 
-        For some families, such as GLM's, the package takes such a call for a real one.
+        For some families, such as GLM's, the package would return such a call as a real one.
         """
         parse = self._renderer.parse_response
         read = parse(ids, tools=tools, prompt_ids=prompt)
@@ -223,7 +223,7 @@ class FamilyRenderer:
         return rest
 
     def _before(self, ids: list[int], stop: Sequence[str]) -> tuple[list[int], str]:
-        """Return the tokens before the first stop text, and that stop text."""
+        """Return the tokens before the first stop text, and the stop text, which is empty if there is none."""
         text, matched = before_stop(self._tokenizer.decode(ids, skip_special_tokens=False), stop)
         while matched and ids and len(self._tokenizer.decode(ids[:-1], skip_special_tokens=False)) >= len(text):
             ids = ids[:-1]
@@ -252,7 +252,7 @@ def _is_call(read: Any) -> bool:
 
 
 def _beside(text: str, calls: Sequence[Any], content: str) -> str:
-    """Return the texts between and after calls that the package has dropped from the content, without tags."""
+    """Return the texts between and after the calls, without tags, that the package leaves out of the content."""
     parts, at = [], 0
     for each in calls:
         begin = text.find(each.raw, at)
@@ -278,7 +278,7 @@ def _with_texts(tool: Tool) -> Tool:
 
 
 def _with_nulls(arguments: Mapping[str, Any], schemas: Mapping[str, Any], raw: str) -> dict[str, Any]:
-    """Return arguments with None in place of the text "null" where it stood without quotes and null is allowed."""
+    """Replace the text "null" in arguments by None where it was written without quotes and null is allowed."""
     return {
         name: None if value == "null" and '"null"' not in raw and allows(schemas.get(name), "null") else value
         for name, value in arguments.items()
@@ -286,7 +286,7 @@ def _with_nulls(arguments: Mapping[str, Any], schemas: Mapping[str, Any], raw: s
 
 
 def renderer_of(tokenizer: Any, model: str = "", **template_params: Any) -> Renderer:
-    """Return the renderer of a model's family or, if there is none, of its chat template, and log which it is.
+    """Return the renderer of a model's family or, if there is none, of its chat template. Logs which of them it is.
 
     Args:
         tokenizer: The tokenizer of the model.

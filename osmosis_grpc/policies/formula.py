@@ -1,11 +1,11 @@
 """Computes token ids and logprobs by a formula, so that a test can compute the expected tokens itself.
 
-Each reply and each message has a name, and `start` is the crc32 of that name in UTF-8. Token i, from 0, has the id
-(start + 7919 * i) mod 32,000. The logprob of an id is -(id mod 1000 + 1) / 1000 as float32.
+Each reply and each message has a name, and `start` is the crc32 of that name in UTF-8. Token i, counted from 0, has the
+id (start + 7919 * i) mod 32,000. The logprob of an id is -(id mod 1000 + 1) / 1000 as float32.
 
 - A reply has the name "ROLLOUT/SAMPLE/NUMBER" and 8 + start mod 25 tokens, unless the policy sets another count.
 - A message that no model sampled has the name "ROLLOUT/SAMPLE/message/M" and 4 tokens. M is its index, from 0.
-- A prompt consists of all tokens of the continued chat, then the tokens of each message that is new since then.
+- A prompt consists of all tokens of the continued chat, followed by the tokens of each new message.
 """
 
 import zlib

@@ -1,6 +1,6 @@
-"""TokenGenerator: the interface of TokenPolicy to a model that takes and returns token ids.
+"""TokenGenerator: the interface through which TokenPolicy asks a model that takes and returns token ids.
 
-Its implementations are in osmosis_grpc.policies.transformers and in osmosis_grpc.integrations.
+osmosis_grpc.policies.transformers and osmosis_grpc.integrations implement it.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ class FinishReason(StrEnum):
     STOP = "stop"
     """The model sampled a token that ends its turn, or a stop text."""
     LENGTH = "length"
-    """`max_tokens` or the context of the model is used up."""
+    """The limit `max_tokens` or the model's context length was reached."""
     ABORTED = "aborted"
     """The server stopped early, for example for new weights. The reply is not finished."""
 
@@ -36,11 +36,11 @@ class GenerateRequest(ArrayEquality):
     """One call of a generator."""
 
     request_id: str
-    """A unique name of this call, for abort()."""
+    """The unique id of this call, for abort()."""
     session_id: str
-    """ROLLOUT/SAMPLE, the same in all calls of a sample, so a router can find the replica that caches their prefix."""
+    """ROLLOUT/SAMPLE, by which a router picks the replica that caches the prefix of a sample's calls."""
     prompt_ids: Ids
-    """uint32, shape (p,): the whole prompt. After an aborted call, it ends with the tokens sampled until then."""
+    """uint32, shape (p,): the whole prompt. In a call after an aborted one, it ends with the tokens sampled so far."""
     sampling: Sampling
     priority: int = 0
     """vLLM samples requests with lower values first."""
@@ -53,7 +53,7 @@ class GenerateRequest(ArrayEquality):
 @fast_init
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Generated(ArrayEquality):
-    """The result of one call. After ABORTED, it has the tokens that were sampled until then."""
+    """The result of one call. With ABORTED, it has the tokens that were sampled before the server stopped."""
 
     token_ids: Ids
     """uint32, shape (n,): the sampled tokens, including the one that ended the turn, if any."""
@@ -63,13 +63,13 @@ class Generated(ArrayEquality):
     weight_version: str = ""
     """The version of the weights that sampled the tokens; empty if the server does not say."""
     versions: tuple[VersionSpan, ...] = ()
-    """The version of each part of the tokens, if the server reports it. Replaces `weight_version`."""
+    """The version of each part of the tokens, if the server reports it. Then `weight_version` is ignored."""
     extras: Extras = field(default_factory=lambda: NOTHING)
     """Further values by name, with one row for each sampled token."""
     prompt_extras: Extras = field(default_factory=lambda: NOTHING)
     """Further values by name, with one row for each token of the prompt."""
     prompt_ids: Ids | None = None
-    """uint32, shape (p,): the prompt with the tokens of its media; None if it is `prompt_ids` of the request."""
+    """uint32, shape (p,): the prompt with the tokens of its media; None if the request's prompt_ids are unchanged."""
     cached_tokens: int | None = None
     """The number of prompt tokens that came from the prefix cache; None if the server does not say."""
 
@@ -77,7 +77,7 @@ class Generated(ArrayEquality):
 class TokenGenerator(Protocol):
     """Samples tokens.
 
-    If it is an async context manager, TokenPolicy enters it at its start and exits it at its end.
+    If the generator is an async context manager, TokenPolicy enters it when the policy starts and exits it at the end.
     """
 
     async def generate(self, request: GenerateRequest, /) -> Generated:
@@ -96,22 +96,22 @@ class TokenGenerator(Protocol):
 UNNAMED = "default"
 """The name that vLLM and SGLang report for weights without one."""
 RENAME_RETRY = 5.0
-"""After how many seconds a chat is asked again when the weights have lost their name."""
+"""A chat is retried after this many seconds if the weights have lost their name."""
 
 
 class WeightNames:
-    """Reads the names of one server's weights, and notices when they lose their name. `server` is its address."""
+    """Reads the names of one server's weights, and notices when they are lost. `server` is the server's address."""
 
     def __init__(self, server: str) -> None:
         self._server = server
         self._last = ""
         self._first: str | None = None
-        """The first name that was read: None until then, and empty once a name was lost."""
+        """The first name that was read; None if none was read yet, and empty once a name was lost."""
 
     def read(self, name: str) -> str:
         """Return the name of the weights, or an empty string if they have never had one.
 
-        Raises Unavailable if they had one: the server was restarted, and has loaded the weights from its disk.
+        Raises Unavailable if they have lost their name, because a restarted server loads weights from its disk.
         """
         if name and name != UNNAMED:
             self._last = name
@@ -125,8 +125,8 @@ class WeightNames:
     def spans(self, named: Sequence[tuple[str, int]]) -> tuple[VersionSpan, ...]:
         """Return the versions of the parts of a reply, from the name and the number of tokens of each part.
 
-        A part without a name is accepted before the weights' first name. Before any other name, a restarted server has
-        sampled it with the weights of its disk, so this raises Unavailable, as read() does.
+        An unnamed part may come before a part with the first name of the weights. An unnamed part before any other name
+        means that a restarted server sampled it with the weights from its disk. This raises Unavailable, as in read().
         """
         for (name, _), (later, _) in pairwise(named):
             if name == UNNAMED and self._last and later != self._first:

@@ -1,4 +1,4 @@
-"""A policy that asks a model through litellm, under litellm's names, for example "anthropic/claude-sonnet-4-5".
+"""A policy that asks a model through litellm, under litellm's name, for example "anthropic/claude-sonnet-4-5".
 
 The providers return no token ids, so the samples are not trainable.
 
@@ -27,14 +27,14 @@ def import_litellm(needed_by: str) -> Any:
 
 
 class LiteLLMPolicy:
-    """Asks a model through litellm. Errors are those of OpenAIPolicy.
+    """Asks a model through litellm. Errors are as with OpenAIPolicy.
 
     The `extra["cost"]` of a reply is litellm's estimate of its price in dollars, if litellm knows the model.
 
     Args:
         model: litellm's name of the model.
-        api_key: By default, litellm reads the environment variable of the provider.
-        base_url: The address of a provider that you run yourself.
+        api_key: The key. By default, litellm reads the environment variable of the provider.
+        base_url: The address of a model server that you run yourself.
         timeout: How many seconds a reply may take.
 
     Raises:

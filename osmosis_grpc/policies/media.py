@@ -1,7 +1,7 @@
 """The images, videos and sounds of a conversation, as bytes.
 
-In OpenAI's format, a content part has its medium under a key with the name of its type, also where it was a blob of
-message.proto: {"type": "image_url", "image_url": {"url": "data:image/png;base64,..."}}.
+In OpenAI's format, a content part has its medium under the key that its type names. This is also the form of media that
+came as blobs of message.proto: {"type": "image_url", "image_url": {"url": "data:image/png;base64,..."}}.
 """
 
 from binascii import a2b_base64
@@ -45,7 +45,7 @@ MODALITIES = {
 
 
 def media_of(messages: Iterable[Message]) -> tuple[Media, ...]:
-    """Return the media of all messages, in their order. Raises InvalidArgument for a part that has none."""
+    """Return the media of all messages, in order. Raises InvalidArgument for a media part without a medium."""
     found = []
     for number, message in enumerate(messages):
         content = message.get("content")

@@ -1,8 +1,8 @@
 """A mock model that solves arithmetic by calling tools.
 
-The mock reads the expression in the last user message, calls a tool for every operation whose operands it knows,
-several at once if possible, and finally answers `#### VALUE`. The tokens come from osmosis_grpc.policies.formula. The
-answer is rounded to a whole number, so that not every reward is 1.
+The mock reads the expression in the last user message. It calls a tool for every operation whose operands it knows,
+several at once if possible, and finally answers `#### VALUE`. The value is rounded to a whole number, so that not every
+reward is 1. The tokens come from osmosis_grpc.policies.formula.
 """
 
 import ast
@@ -29,7 +29,7 @@ _Call = tuple[str, float, float]
 
 
 class _Stuck(Exception):
-    """There is no expression, or a tool failed."""
+    """The mock cannot go on: there is no expression, or a tool failed."""
 
 
 class ToolCallingMock:
@@ -121,7 +121,7 @@ def _reduce(node: ast.expr, said: dict[_Call, str], wanted: dict[_Call, None]) -
         inner = _reduce(node.operand, said, wanted)
         return None if inner is None else _SIGNS[type(node.op)](inner)
     if not isinstance(node, ast.BinOp) or type(node.op) not in _TOOLS:
-        raise _Stuck("the expression has more in it than arithmetic")
+        raise _Stuck("the expression is not only arithmetic")
     left, right = _reduce(node.left, said, wanted), _reduce(node.right, said, wanted)
     if left is None or right is None:
         return None

@@ -32,12 +32,12 @@ BAD_BODY = (KeyError, IndexError, TypeError, ValueError, AttributeError, Invalid
 """The errors of a reply that cannot be read."""
 
 SESSION_HEADER = "X-Session-ID"
-"""A header that is the same in all chats of a sample, so that a router picks the replica that caches their prefix."""
+"""The header with ROLLOUT/SAMPLE, by which a router picks the replica that caches the prefix of a sample's chats."""
 MOST_SAID = 500
 
 
 class HttpPolicy:
-    """A policy that asks a model server over HTTP. The trainer or `async with` closes its connections."""
+    """A policy that asks a model server over HTTP. Its trainer or `async with` closes the connections."""
 
     _http: "ModelHttp"
 
@@ -52,8 +52,9 @@ class HttpPolicy:
 class ModelHttp:
     """The connections to one URL of a model server.
 
-    `headers` are sent with each request. Errors never contain the key; one for 404 contains the advice `missing`. The
-    connections are closed when the last user exits. Raises MissingExtraError, naming `policy`, if aiohttp is missing.
+    `headers` are sent with each request. Errors never contain `key`. The error for a 404 ends with the advice
+    `missing`. The connections are closed when the last user exits. Raises MissingExtraError, which names `policy`,
+    without aiohttp.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class ModelHttp:
 
     @property
     def at(self) -> str:
-        """What error messages call this server."""
+        """The name of this server in error messages, in parentheses."""
         return self._at("POST", "")
 
     def enter(self) -> None:
@@ -118,14 +119,14 @@ class ModelHttp:
         session_id: str = "",
         timeout: float | None = None,
     ) -> bytes:
-        """Return the answer. Cancelling closes the connection, so that the model server stops sampling.
+        """Return the body of the answer. Cancelling closes the connection, so that the model server stops sampling.
 
         Args:
             method: GET or POST.
             path: The path and query to append to the URL.
             body: The JSON body; None for none.
             session_id: The value of the header SESSION_HEADER; empty for none.
-            timeout: A limit in seconds that can only shorten the constructor's.
+            timeout: A limit in seconds. The constructor's limit applies, too.
 
         Raises ResourceExhausted, Unavailable or DeadlineExceeded if a retry may help, and another CallError if not.
         """
@@ -186,7 +187,7 @@ _LIMIT = re.compile(r"(?:length is|length of|length \(|context size \(|> )\s*(\d
 
 
 def checked_url(base_url: str) -> str:
-    """Return the base URL. Raises ValueError for a URL that is malformed or has a password."""
+    """Return the base URL without a slash at its end. Raises ValueError if it is malformed or has a password."""
     try:
         parts = urlsplit(base_url)
     except ValueError:  # its message may contain the password

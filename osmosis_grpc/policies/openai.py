@@ -1,9 +1,9 @@
 """A policy that asks an OpenAI-compatible model server: vLLM, SGLang, or any other.
 
-The policy sends `return_token_ids` and keeps the ids and logprobs that come back: vLLM puts the prompt's ids beside the
-choices, SGLang into them, along with the version of its weights. It never tokenizes a text itself, so if a server
-returns no ids, the sample is not trainable. Unless a chat says otherwise, tokens are sampled from the model's whole
-distribution.
+The policy sends `return_token_ids` and keeps the ids and logprobs that come back. vLLM puts the prompt's ids beside the
+choices, and SGLang into them; SGLang also reports the version of its weights. The policy never tokenizes a text itself,
+so if a server returns no ids, the sample is not trainable. Unless a chat says otherwise, tokens are sampled from the
+model's whole distribution.
 
 Needs the extra `policies` (aiohttp).
 """
@@ -31,34 +31,33 @@ NEUTRAL = {
     "frequency_penalty": 0.0,
     "repetition_penalty": 1.0,
 }
-"""Sent with `return_token_ids`. For an absent value, vLLM and SGLang would use the one in the model's
-generation_config.json, which would change the distribution."""
+"""Values to send with `return_token_ids`. Without them, vLLM and SGLang use those of the model's
+generation_config.json, which may change the distribution."""
 _OF_STREAMS = frozenset(("stream_options",))
-"""Dropped without a stream, because servers refuse them. The policy and not the agent decides whether to stream."""
+"""Dropped from the agent's parameters: servers refuse them without a stream, and the policy decides about streams."""
 ABORT_RETRY = 1.0
-"""After how many seconds the agent server asks again when the model server has aborted a chat."""
+"""The agent server asks again this many seconds after the model server has aborted a chat."""
 
 
 class OpenAIPolicy(HttpPolicy):
     """Asks `base_url`/chat/completions.
 
-    A trainer closes the policy's connections at its end. Without a trainer, use `async with OpenAIPolicy(url, model)`.
+    A trainer closes the policy's connections when the trainer ends; without a trainer, use `async with`.
 
-    After 429, 408, 5xx or the finish reason "abort", with which vLLM and SGLang end replies when weights change, the
-    agent server asks again until its `trainer_grace` is over. Any other 4xx is final. Errors name the URL, never the
-    key.
+    After 408, 429, 5xx or the finish reason "abort", the agent server asks again until its `trainer_grace` is over.
+    vLLM and SGLang abort replies when weights change. Any other 4xx is final. Errors name the URL, never the key.
 
     Args:
         base_url: For example "http://127.0.0.1:8000/v1".
         model: The name of the model.
         api_key: Sent as bearer token.
-        token_ids: Whether to send `return_token_ids` and neutral sampling values, whatever the agent passes. Set it to
-            False for servers that refuse them.
+        token_ids: Whether to send `return_token_ids`, and neutral sampling values where the agent sets none. Set it to
+            False for servers that refuse these.
         logprobs: Whether to ask for logprobs. Set it to False for servers that refuse that.
         stream: Whether the server streams each reply. The policy still returns it as a whole.
         timeout: How many seconds a reply may take.
         connections: The most connections at once.
-        version: The version of the weights; by default that of the trainer.
+        version: The version of the weights if the server reports none; by default that of the trainer.
 
     Raises:
         MissingExtraError: aiohttp is not installed.
@@ -128,7 +127,7 @@ class OpenAIPolicy(HttpPolicy):
         body["messages"] = list(request.messages)
         if request.tools:
             body["tools"] = list(request.tools)
-        elif not body.get("tools"):  # servers refuse both without tools; a required call is sent nevertheless
+        elif not body.get("tools"):  # servers refuse these without tools; but a required call is sent
             body.pop("parallel_tool_calls", None)
             if body.get("tool_choice") in ("auto", "none"):
                 del body["tool_choice"]

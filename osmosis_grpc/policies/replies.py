@@ -69,7 +69,7 @@ class Renderer(Protocol):
 
 
 def before_stop(text: str, stop: Sequence[str]) -> tuple[str, str]:
-    """Return the text before its first stop text, and that stop text, which OpenAI also leaves out of a message.
+    """Return the text before its first stop text, and the stop text. OpenAI also leaves it out of a message.
 
     Args:
         text: The text of a reply.

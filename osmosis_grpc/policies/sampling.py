@@ -35,7 +35,7 @@ class Sampling:
     bad_words: tuple[str, ...] = ()
     """Texts that are never sampled."""
     logit_bias: Mapping[int, float] = field(default_factory=dict)
-    """What to add to the logit of each token id."""
+    """The value to add to the logit of each token id."""
     allowed_token_ids: tuple[int, ...] = ()
     """The only ids that may be sampled; empty for all."""
     presence_penalty: float | None = None
@@ -85,13 +85,13 @@ SAMPLED: dict[str, tuple[Any, ...]] = {
     "echo": (False,),
     "prompt_logprobs": (),
 }
-"""Parameters, with the values at which a reply is exactly one sample from the prompt."""
+"""Parameters with the only values that make a reply exactly one sample from the prompt."""
 ONLY: dict[str, tuple[Any, ...]] = {**SAMPLED, "n": (1,), "stream": (False,)}
-"""Parameters, with the values that a token policy supports."""
+"""Parameters with the only values that a token policy supports."""
 
 
 def sampling_of(params: Mapping[str, Any], max_tokens: int) -> Sampling:
-    """Return the sampling of a chat. `max_tokens` is used if the chat sets none.
+    """Return the sampling of a chat. `max_tokens` applies if the chat sets none.
 
     Raises InvalidArgument for a value that is out of bounds, and for a parameter that is not supported.
     """
@@ -178,7 +178,7 @@ def _allowed(name: str, value: Any) -> tuple[int, ...]:
 
 
 def _bias(name: str, value: Any) -> dict[int, float]:
-    """Return a bias by token id. The keys of JSON, and so of OpenAI, are strings."""
+    """Return the bias of each token id. In JSON, and so in OpenAI's format, the ids are strings."""
     if not isinstance(value, Mapping):
         raise InvalidArgument(f"params.{name}", f"is a {type(value).__name__}, not an object of numbers by token ids")
     read: dict[int, float] = {}
@@ -189,7 +189,7 @@ def _bias(name: str, value: Any) -> dict[int, float]:
 
 
 def _tool_choice(name: str, value: Any) -> None:
-    """Check a tool choice. A required or named tool is not enforced: nothing here makes a model call it."""
+    """Check a tool choice. A required call is only warned about, because a token policy cannot force it."""
     if isinstance(value, Mapping) or value == "required":
         _warn_of_choice()
     elif value not in ("auto", "none"):

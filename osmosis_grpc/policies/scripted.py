@@ -12,7 +12,7 @@ Reply = str | Message
 
 
 def answer(request: ChatRequest, reply: Reply, *, tokens: int | None = None, version: str = "") -> ChatResponse:
-    """Return a reply whose tokens follow from its position in the rollout, not from its text.
+    """Return a reply whose tokens depend on its place in the rollout (see formula.py), not on its text.
 
     Args:
         request: The chat.

@@ -14,10 +14,10 @@ from osmosis_grpc.protocol.types.samples import SYSTEM_FOLDED
 
 
 async def asked_folding(request: ChatRequest, ask: Callable[[ChatRequest], Awaitable[ChatResponse]], /) -> ChatResponse:
-    """Ask for a reply, and once more with folded system messages if the history is refused because of them.
+    """Ask for a reply. If the history is refused and has late system messages, ask once more with them folded.
 
-    A reply to the folded history has `extra["system_messages_folded"]`. If the folded history is refused as well, raise
-    the error of that refusal.
+    A reply to the folded history has `extra["system_messages_folded"]`. If the folded history is refused, too, raises
+    the error of the second refusal.
     """
     try:
         return await ask(request)
@@ -35,12 +35,12 @@ async def asked_folding(request: ChatRequest, ask: Callable[[ChatRequest], Await
 def folded(messages: Sequence[Message]) -> list[Message]:
     """Return a history whose only system message is the first one.
 
-    System messages at the beginning are joined. A later one is joined to the user message next to it, or becomes a user
-    message of its own. Developer messages count as system messages.
+    System messages at the beginning are joined. A later one is joined to a neighbouring user message, or else becomes a
+    user message. Developer messages count as system messages.
     """
     made: list[Message] = []
     told = False
-    """Whether the last message was a late system message, which is now part of a user message."""
+    """Whether the previous message was a late system message, now in a user message."""
     for message in messages:
         role = "system" if message.get("role") == "developer" else message.get("role")
         last = made[-1] if made else {}
@@ -59,7 +59,7 @@ def folded(messages: Sequence[Message]) -> list[Message]:
 
 
 def first_messages(messages: Sequence[Message]) -> list[Message]:
-    """Return the messages up to the first user message, and the system messages after it, which may get folded."""
+    """Return the messages up to the first user message, and the system messages that directly follow it."""
     end = next((n for n, message in enumerate(messages) if message["role"] == "user"), 0) + 1
     while end < len(messages) and messages[end]["role"] == "system":
         end += 1
@@ -69,7 +69,7 @@ def first_messages(messages: Sequence[Message]) -> list[Message]:
 def check_late_system(messages: Sequence[Message], prompt: Callable[[], str]) -> None:
     """Raise InvalidArgument if the prompt lacks a system message that is not the first message.
 
-    Some templates drop such messages without an error. `prompt` returns the text, and is called only if there are any.
+    Some templates drop such messages without an error. `prompt` returns the text. It is only called if there are any.
     """
     late = [message.get("content") for message in messages[1:] if message.get("role") in ("system", "developer")]
     if not late:

@@ -1,11 +1,11 @@
-"""Prepares the inputs of chat templates: messages in the form that they expect, and one fixed time for each rollout.
+"""Prepares the inputs of chat templates: messages in the form that templates expect, and one time for each rollout.
 
 Templates write the arguments of tool calls as JSON, so they get objects instead of OpenAI's strings. They get an empty
 string for a missing content, a string for parts that are all texts, and {"type": "image"} for an image.
 
-Templates read the clock with `strftime_now`. If the date changed at midnight, the next prompt of a rollout would not
-continue the last one, and its sample would get a new segment. So a macro of this name replaces the function; a macro,
-because transformers does not let callers pass functions to templates.
+Templates read the clock with `strftime_now`. When the date changes at midnight, the next prompt of a rollout would not
+continue the last one, and its sample would get a new segment. So a macro of this name replaces the function. It is a
+macro because transformers does not let callers pass functions to templates.
 """
 
 import json
@@ -27,7 +27,7 @@ def template_messages(messages: Iterable[Message]) -> list[Message]:
 
 
 def reasoning_in_content(messages: Iterable[Message]) -> list[Message]:
-    """Return copies of template_messages() with the reasoning of replies in their content, as models generate it."""
+    """Return copies of template_messages() with the reasoning of replies in the content, as models write it."""
     return [_with_reasoning(message) for message in messages]
 
 
@@ -96,13 +96,13 @@ def _call(call: Any) -> Any:
 
 
 MOST = 16_384
-"""How many rollouts' times are kept. The least recently used one is dropped first."""
+"""The times of this many rollouts are kept. The least recently used one is dropped first."""
 DAYS = 7
-"""On how many earlier days the first prompt is assumed possible if another process rendered it. No rollout lasts
-longer."""
+"""If another process rendered the first prompt of a rollout, it did so at most this many days ago, because no rollout
+lasts longer."""
 NAME = "strftime_now"
 _MACRO = "{% macro strftime_now(format) %}{{ osmosis_times[format] }}{% endmacro %}\n"
-"""The newline, which is not rendered, starts the template on a line of its own."""
+"""The newline is not rendered. It puts the template on its own line."""
 _CALL = re.compile(rf"\b{NAME}\s*\(")
 _WITH_TEXT = re.compile(rf"""\b{NAME}\s*\(\s*(?:'([^'\\]*)'|"([^"\\]*)")\s*\)""")
 
@@ -116,8 +116,8 @@ class TemplateTimes:
     def of(self, request: ChatRequest, *, continues: bool) -> list[datetime]:
         """Return the times at which the rollout's first prompt may have been rendered.
 
-        For a known rollout, that is one time. If the rollout is unknown and the chat continues another one, an earlier
-        process has rendered it, today or on any of the DAYS before. Find the time that fits and pass it to keep().
+        For a known rollout, that is one time. If the rollout is unknown but the chat continues another one, an earlier
+        process rendered that prompt, today or on one of the DAYS before. Find the time that fits and pass it to keep().
         """
         key = request.rollout_id, request.attempt
         if key in self._times:
@@ -136,8 +136,8 @@ class TemplateTimes:
 def clocked_template(tokenizer: Any, params: Mapping[str, Any], tools: Any) -> str:
     """Return the source of the chat template if it writes the time, else an empty string.
 
-    `params` are the variables of the template. The string is also empty if they contain a clock, or if the template
-    computes the format of a time.
+    `params` are the variables of the template. The string is also empty if they contain `strftime_now`, or if the
+    template computes a format of the time.
     """
     chosen = getattr(tokenizer, "get_chat_template", None)
     source = params.get("chat_template", getattr(tokenizer, "chat_template", None))
@@ -153,6 +153,6 @@ def at_time(source: str, time: datetime) -> dict[str, Any]:
 
 @lru_cache(maxsize=16)
 def _formats(source: str) -> frozenset[str]:
-    """Return the formats in which a template writes the time, or none if it computes any of them."""
+    """Return the formats in which a template writes the time; an empty set if it computes one of them."""
     found = _WITH_TEXT.findall(source)
     return frozenset(map("".join, found)) if len(found) == len(_CALL.findall(source)) else frozenset()

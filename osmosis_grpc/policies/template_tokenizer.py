@@ -2,8 +2,8 @@
 
     renderer = ChatRenderer(TemplateTokenizer("models/Qwen2.5-0.5B-Instruct"))
 
-TemplateTokenizer reads tokenizer.json, tokenizer_config.json and chat_template.jinja, as transformers writes them, and
-renders the template as transformers does, in a sandbox, because the template is foreign code. TokenTexts only decodes
+TemplateTokenizer reads tokenizer.json, tokenizer_config.json and chat_template.jinja, as transformers writes them. It
+renders the template as transformers does: in a sandbox, because a template is untrusted code. TokenTexts only decodes
 single tokens.
 """
 
@@ -19,7 +19,7 @@ from osmosis_grpc.protocol.types import Message
 
 _BAD = "\N{REPLACEMENT CHARACTER}"
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
-"""How SentencePiece writes a space in a token. Its decoders drop a leading one."""
+"""The character that SentencePiece writes for a space in a token. Its decoders drop a leading space."""
 
 
 def read_tokenizer(folder: str | Path, wanted_by: str) -> Any:
@@ -40,7 +40,7 @@ def read_tokenizer(folder: str | Path, wanted_by: str) -> Any:
         raise ValueError(f"{path}: is not a tokenizer: {error}") from None
     try:
         return Tokenizer.from_str(written)
-    except Exception as error:  # tokenizers raises nothing more exact
+    except Exception as error:  # tokenizers raises no more specific type
         raise ValueError(f"{path}: is not a tokenizer: {error}") from None
 
 
@@ -51,7 +51,7 @@ class TokenTexts:
         self._tokens = read_tokenizer(folder, "a tokenizer")
 
     def of(self, ids: Iterable[int]) -> list[str]:
-        """Return the text of each id, which is empty for an unknown id and for a part of a character."""
+        """Return the text of each id. It is empty for an unknown id and for an incomplete character."""
         listed = list(ids)
         known = {number: self._text(number) for number in set(listed)}
         return [known[number] for number in listed]
@@ -151,7 +151,7 @@ class TemplateTokenizer:
         return text
 
     def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> Any:
-        """Return the id of a token, or a list of ids for several. The id is None for a token not in the vocabulary.
+        """Return the id of a token, or a list of ids for several. A token that is unknown has `unk_token_id`.
 
         Args:
             tokens: One token or several, as written in the vocabulary.
@@ -187,7 +187,7 @@ def _text_of(token: Any) -> str:
 
 
 def _template(files: Path, config: dict[str, Any]) -> str:
-    """Return the chat template of a folder; if it has several named ones, `default`."""
+    """Return the chat template of a folder, or the one named `default` if there are several."""
     path = files / "chat_template.jinja"
     if path.exists():
         return path.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Calls sync policies on threads, and checks policies."""
+"""Calls sync policies on threads, and checks that policies are callable."""
 
 import inspect
 from collections.abc import Awaitable, Callable

@@ -1,6 +1,6 @@
 """The policy that works on tokens: a Renderer makes the prompt, and a TokenGenerator samples the reply.
 
-A reply has exactly the tokens that the generator sampled. Text is never tokenized again.
+A reply has exactly the tokens that the generator sampled. Its text is never tokenized again.
 """
 
 import asyncio
@@ -58,8 +58,8 @@ class TokenPolicyConfig:
     priority: int = 0
     """The priority of chats that have no parameter `priority`. vLLM samples lower values first."""
     seed: int | None = None
-    """Chats without a parameter `seed` get one derived from this seed and the chat's name, so that equal rollout ids
-    get equal tokens. None leaves the seed to the model server."""
+    """A chat without a parameter `seed` gets one derived from this seed, its rollout id, attempt, sample and number, so
+    that equal rollout ids get equal tokens. None leaves the seed to the model server."""
     version: str = ""
     """The version of the weights if the generator returns none; by default that of the trainer."""
     timeout: float = 600.0
@@ -72,12 +72,12 @@ class TokenPolicy:
     """Answers chats with the tokens of a generator.
 
     The session id of a call is ROLLOUT/SAMPLE. If the generator returns ABORTED, for example for new weights, the
-    policy calls it again with the tokens sampled until then at the end of the prompt, and the reply has the version of
-    each part. Calls that fail with Unavailable, ResourceExhausted or DeadlineExceeded are repeated. If the reply is no
+    policy appends the tokens sampled so far to the prompt and calls it again. The reply then has the weight version of
+    each part. Calls that fail with Unavailable, ResourceExhausted or DeadlineExceeded are retried. If a reply is no
     longer needed, the policy aborts its call.
 
-    A trainer enters and exits the policy; without a trainer, use `async with`. A chat raises InvalidArgument for
-    messages and parameters that are not supported, and the generator's errors.
+    A trainer enters and exits the policy; without a trainer, use `async with`. A chat raises the generator's errors,
+    and InvalidArgument for messages and parameters that are not supported.
 
     Args:
         renderer: Makes the prompts, and reads the replies.
@@ -225,7 +225,7 @@ class TokenPolicy:
         reply = await self._threads.run(read)
         try:
             return self._response(request, prompt, pieces, ids, reply)
-        except InvalidArgument as error:  # the mistake is not in the chat
+        except InvalidArgument as error:  # not the fault of the chat
             raise Internal(f"the generator's result cannot be used: {error}") from None
 
     def _response(
@@ -289,7 +289,7 @@ def _checked(generated: object) -> Generated:
     if not isinstance(generated.weight_version, str):
         raise Internal(f"the generator's weight_version is {generated.weight_version!r:.80}, not a str")
     if generated.versions and sum(span.tokens for span in generated.versions) != len(generated.token_ids):
-        raise Internal(f"the generator's versions are not those of its {len(generated.token_ids)} tokens")
+        raise Internal(f"the generator's versions do not cover exactly its {len(generated.token_ids)} tokens")
     if isinstance(generated.finish_reason, FinishReason):
         return generated
     try:
@@ -313,7 +313,7 @@ def _chat(request: ChatRequest) -> tuple[str, int, str, int]:
 
 
 def _about(reply: Reply) -> dict[str, Any]:
-    """Return the extras of a reply: the stop text that ended it, and what is wrong with its malformed calls."""
+    """Return the stop text that ended a reply, and what is wrong with its malformed calls, for `extra`."""
     stop = {"stop_reason": reply.stop} if reply.stop else {}
     return {**stop, UNREAD_CALLS: list(reply.unread)} if reply.unread else stop
 
@@ -353,7 +353,7 @@ def _extras(pieces: list[Generated]) -> Extras:
 
 
 def _prompt_extras(last: Generated, prompt: int) -> Extras:
-    """Return the extras of the prompt, without the rows that the last call has for tokens sampled before an abort."""
+    """Return the extras of the prompt, without the rows of tokens that were sampled before an abort."""
     return rows(last.prompt_extras, 0, prompt)
 
 
@@ -363,11 +363,11 @@ def _usage(prompt: int, sampled: int, cached: int | None) -> dict[str, Any]:
 
 
 MOST_SENT = 1024
-"""How many chats are remembered. The least recently used one is dropped first."""
+"""This many chats are remembered. The least recently used one is dropped first."""
 
 
 class SentPrompts:
-    """The ids of each chat with media, in the form in which the next chat must send them."""
+    """The ids of chats with media as the policy sent them, before the model server added the tokens of media."""
 
     def __init__(self) -> None:
         self._sent: OrderedDict[tuple[str, int, str, int], Ids] = OrderedDict()
@@ -381,9 +381,9 @@ class SentPrompts:
             self._sent.popitem(last=False)
 
     def without_media(self, request: ChatRequest) -> ChatRequest:
-        """Return a chat with `known_ids` as they were sent, before the model server added the tokens of media.
+        """Return a chat whose `known_ids` lack the tokens that the model server added for media.
 
-        They are None if the chat that it continues is not remembered, so that the prompt is rendered anew.
+        `known_ids` is None if the chat to continue is not remembered. The prompt is then rendered anew.
         """
         key = request.rollout_id, request.attempt, request.sample, request.parent_chat
         if key in self._sent:

@@ -4,8 +4,8 @@
 - qwen: <tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call> (Qwen3-Coder)
 - json: {"name": NAME, "arguments": {...}} or a list of such objects at the beginning of the text
 
-A call that is malformed or has no end stays text. A call without tags counts only if the chat offers a tool of its
-name.
+A call that is malformed or has no end stays text. A call without tags counts only if the chat offers the tool that it
+names.
 """
 
 import json
@@ -52,7 +52,7 @@ _FENCE = re.compile(r"\s*```(?:json)?\s*(.*?)\s*```\s*\Z", re.DOTALL)
 _SPACE = re.compile(r"\s*")
 _DECODER = json.JSONDecoder()
 _BLANKS = " \t\r\n"
-"""What is stripped from the ends of a content. Other white space, such as a no-break space, is kept."""
+"""The characters that are stripped from the ends of a content. Others, such as a no-break space, are kept."""
 
 
 def parse_tool_calls(text: str, tools: Sequence[Tool], style: str = "auto") -> ParsedText:
@@ -61,7 +61,7 @@ def parse_tool_calls(text: str, tools: Sequence[Tool], style: str = "auto") -> P
     Args:
         text: The text of the reply, without its reasoning.
         tools: The tools that are offered.
-        style: A key of STYLES, or "auto" for the first that finds a call.
+        style: A key of STYLES, or "auto" for the first style that finds a call.
     """
     unread: list[_Found] = []
     for find in STYLES.values() if style == "auto" else (STYLES[style],):

@@ -2,8 +2,8 @@
 
     TokenPolicy(ChatRenderer(tokenizer), TransformersGenerator(model, tokenizer))
 
-Install torch and transformers yourself. torch runs on a separate thread, so that the event loop stays free. Waiting
-calls are sampled together as a batch.
+Install torch and transformers yourself. torch runs on a separate thread, so that the event loop stays free. Calls that
+wait are sampled together as a batch.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ _PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty")
 _LIMITS = ("json_schema", "regex", "grammar", "min_tokens", "bad_words", "logit_bias", "allowed_token_ids")
 _UNSUPPORTED = (*_PENALTIES, *_LIMITS, "top_logprobs")
 MOST_WAITING = 4096
-"""How many calls may wait. Further ones raise ResourceExhausted."""
+"""At most this many calls wait. Further calls raise ResourceExhausted."""
 
 
 TAIL = 8
@@ -51,7 +51,7 @@ class SampledRow:
         self.result: asyncio.Future[Generated] = asyncio.get_running_loop().create_future()
         self.ids: list[int] = []
         self.random: Any = None
-        """The torch.Generator of the call, made with its first token."""
+        """The torch.Generator of the call, made for its first token."""
         self.interrupted = False
         self.ended: FinishReason | None = None
         self._logprobs: list[float] = []
@@ -87,7 +87,7 @@ class SampledRow:
         )
 
     def fail(self, error: BaseException) -> None:
-        """Raise an error from the call, unless it was cancelled."""
+        """Let the call raise an error, unless it was cancelled."""
         if not self.result.done():
             self.result.set_exception(error)
 
@@ -108,10 +108,10 @@ class TransformersGenerator:
 
     Args:
         model: The model, on any device.
-        tokenizer: Its text is searched for stop texts, and its end token ends a turn.
+        tokenizer: Decodes tokens to find stop texts.
         end_ids: The tokens that end a turn; None for those of the tokenizer and of the model's generation_config.
         batch: The most calls that are sampled together.
-        gather: How many seconds after its first call a batch begins.
+        gather: How many seconds a batch waits for further calls before it begins.
         version: The version of the weights.
     """
 
@@ -142,7 +142,7 @@ class TransformersGenerator:
         self._threads = DaemonThreads()
         self._running: asyncio.Task[None] | None = None
         self._updates = 0
-        """The number of waiting or running update_weights(), during which no batch begins."""
+        """The number of update_weights() that wait or run. No batch begins during one."""
         self._options = _options(model)
         self._context: int | None = getattr(model.config, "max_position_embeddings", None)
 
@@ -173,7 +173,7 @@ class TransformersGenerator:
         Args:
             version: The version of the new weights. If the block raises, the old version stays.
             abort: Whether to end the calls of the running batch at once with ABORTED, so that TokenPolicy continues
-                them with the new weights. By default, wait until the batch has ended.
+                them with the new weights. By default, this waits until the batch has ended.
         """
         self._updates += 1
         try:
@@ -342,5 +342,5 @@ def _end_ids(model: Any, tokenizer: Any) -> set[int]:
 
 
 def _options(model: Any) -> dict[str, Any]:
-    """Return the options that restrict a model to the logits of the last token, if it has them."""
+    """Return options that make a model compute only the logits of the last token, if it supports that."""
     return {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}

@@ -1,4 +1,4 @@
-"""python -m osmosis_grpc.serve: hosts agent loops over gRPC.
+"""`python -m osmosis_grpc.serve`: hosts agent loops over gRPC.
 
-The command is osmosis_grpc.serve.command, the same that osmosis-grpc serve runs.
+It runs the same command as `osmosis-grpc serve`, which is in osmosis_grpc.serve.command.
 """

@@ -1,4 +1,4 @@
-"""`serve` as a child process. It ends when its parent ends, which it notices by the end of its stdin."""
+"""Runs `serve` as a child process that ends with its parent: when the parent ends, the child's stdin ends."""
 
 import os
 import signal

@@ -1,6 +1,7 @@
-"""The serve command: checks its options. osmosis_grpc.settings.server_options declares the options.
+"""The serve command: checks its options and starts the server.
 
-Heavy imports are in the functions, so that --help is fast. osmosis_grpc.serve.process runs the server.
+osmosis_grpc.settings.server_options declares the options, and osmosis_grpc.serve.process runs the server. Heavy imports
+are in the functions, so that --help is fast.
 """
 
 from typing import TYPE_CHECKING
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
 def run(line: Line) -> None:
     """Host agent loops over gRPC, and over the legacy HTTP contract.
 
-    Exit codes: 0 stopped, 1 the server failed, or an agent loop is not valid, 2 a wrong option, or a port or a folder
-    that cannot be used, 130 or 143 a second signal.
+    Exit codes: 0 the server stopped; 1 the server failed, or an agent loop is not valid; 2 an option is wrong, or a
+    port or a folder cannot be used; 130 or 143 a second signal ended the server.
     """
     from osmosis_grpc.serve.json_output import records, send_errors
     from osmosis_grpc.serve.workers import VARIABLE
@@ -119,7 +120,7 @@ def add_serve(app: typer.Typer, name: str = "serve") -> None:
 
 
 def _beyond(options: "RolloutServerSettings") -> list[int]:
-    """Return the workers beyond --workers that have work to finish. Nearly no server has any."""
+    """Return the workers beyond --workers that have rollouts to finish. Usually there are none."""
     from pathlib import Path
 
     from osmosis_grpc.storage.state_folders import worker_folders
@@ -198,8 +199,8 @@ def _checked(line: Line, settings: "RolloutSettings") -> "tuple[ServerSecurity, 
             credentials.check_target(target)
     if options.legacy_agent and not options.insecure and not is_loopback(split_host_port(options.legacy_listen)[0]):
         raise OptionError(
-            "{legacy_listen} {value} is not loopback, and keys would travel in plain text there: {insecure} says that "
-            "this is meant",
+            "{legacy_listen} {value} is not loopback, and keys would travel in plain text there; {insecure} allows "
+            "that",
             value=options.legacy_listen,
         )
     for name in ("ray_servers", "ray_resources", "ray_name", "targets_file"):
@@ -238,7 +239,7 @@ def _check_view(options: "RolloutServerSettings", security: "ServerSecurity") ->
 
 
 def _load(line: Line, settings: "RolloutSettings") -> "list[RolloutAgentLoop | Runnable]":
-    """Load and check the agents. A problem ends the command with exit code 2, and a finding with exit code 1."""
+    """Load and check the agents. If one cannot be loaded, the exit code is 2; if one is not valid, it is 1."""
     from osmosis_grpc.agent.loader import LoadError, as_agents
     from osmosis_grpc.agent.workflow_validator import validate_agent
     from osmosis_grpc.environments.loading import load_hosted

@@ -1,4 +1,4 @@
-"""Runs the application of a command and turns its end into an exit code."""
+"""Runs the application of a command, and converts the way in which it ends to an exit code."""
 
 import gc
 import sys
@@ -25,12 +25,12 @@ def run(build: Callable[[], Any]) -> int:
     except SystemExit as exit_:
         return exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
     finally:
-        gc.freeze()  # the process ends: the last collections of Python would look at every object, for 0.1 s
+        gc.freeze()  # the process ends, and a last collection over all objects would take 0.1 s
     return 0
 
 
 def single(name: str, add: Callable[[Any, str], None]) -> Any:
-    """Return a typer application with one command, which `add` adds to it under this name."""
+    """Return a typer application with one command. `add(app, name)` adds the command."""
     import typer
 
     app = typer.Typer(add_completion=False, name=name, pretty_exceptions_enable=False, rich_markup_mode=None)

@@ -1,7 +1,7 @@
 """Writes the output of a command to stdout, as text or as records. A record is one line with a JSON object.
 
-When stdout has records, the output of agents goes to stderr. Control characters are escaped, because some of them are
-commands for a terminal, and agents, models and tools write the texts.
+When stdout has records, the output of agents goes to stderr. Control characters are escaped: agents, models and tools
+write the texts, and some control characters are commands for a terminal.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ import typer
 class Records:
     """Writes records to a stream. Without a stream, it writes text to stdout.
 
-    With `drops_text`, text is dropped after the reader of stdout has left. Otherwise say() raises BrokenPipeError then.
+    When the reader of stdout has left, say() raises BrokenPipeError, or drops the text with `drops_text`.
     """
 
     def __init__(self, stream: TextIO | None, *, drops_text: bool = False) -> None:
@@ -46,7 +46,7 @@ class Records:
 
 
 def say_error(text: str) -> None:
-    """Print text to stderr, with escapes for control characters. After send_errors() the text is sent instead."""
+    """Print text to stderr, with escapes for control characters. After send_errors(), send the text instead."""
     if _send_error:
         _send_error[0](text)
     else:
@@ -60,7 +60,7 @@ def usage_error(command: str, problem: str) -> NoReturn:
 
 
 def send_errors(send: Callable[[str], None]) -> None:
-    """Let say_error() call `send` from now on until the process ends."""
+    """Make say_error() call `send` instead, until the process ends."""
     _send_error[:] = [send]
 
 
@@ -75,7 +75,7 @@ def harmless(text: str) -> str:
 
 
 def escape_logs() -> None:
-    """Escape control characters in the log of a process that sets up no logging of its own."""
+    """Escape control characters in the log of a process that does not configure logging."""
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(_Escaped())
 
@@ -88,7 +88,7 @@ class _Escaped(logging.Formatter):
 def escaped(text: str) -> str:
     """Return JSON with escapes for the characters that are not printable.
 
-    Some of them are commands for a terminal. JSON has such characters only in texts.
+    Some of these characters are commands for a terminal. In JSON, they occur only in strings.
     """
     if text.isprintable():
         return text
@@ -97,10 +97,10 @@ def escaped(text: str) -> str:
 
 @contextlib.contextmanager
 def records(enabled: bool, *, drops_text: bool = False) -> Iterator[Records]:
-    """Reserve stdout for records until the process ends; without `enabled`, write no records.
+    """Reserve stdout for records until the process ends. Without `enabled`, write no records.
 
-    All other output to stdout goes to stderr. This includes the output of C code, child processes and exit handlers.
-    With `drops_text`, a command without records continues after the reader of stdout has left.
+    All other output to stdout then goes to stderr, even that of C code, child processes and exit handlers. With
+    `drops_text`, a command without records continues after the reader of stdout has left.
     """
     if not enabled:
         yield Records(None, drops_text=drops_text)

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from osmosis_grpc.settings.settings import RolloutServerSettings
 
 LOOK_EVERY = 1.0
-"""Seconds between two looks at the addresses of the servers."""
+"""Seconds between two checks of the servers' addresses."""
 SAY_EVERY = 10.0
-"""Seconds between two lines about resources for which the servers wait."""
+"""Seconds between two lines about the resources that the servers wait for."""
 OF_RAY = tuple(option for option in SERVER if option.group == "Ray" and option.name != "ray")
-"""The options that the servers themselves do not get."""
+"""The options that are not passed to the servers."""
 
 
 def run_on_ray(options: "RolloutServerSettings", security: ServerSecurity, out: Records, *, host_given: bool) -> int:
@@ -103,7 +103,7 @@ def _wait_for_resources(servers: RayServers, plan: RayPlan, stop: threading.Even
 
 
 def _show(servers: RayServers, options: "RolloutServerSettings", stop: threading.Event, out: Records) -> None:
-    """Print and write the addresses of the servers, again after each change, until a signal."""
+    """Print the addresses of the servers, and write them to --targets-file, after each change until a signal."""
     shown: list[str] | None = None
     while not stop.is_set():
         addresses = servers.addresses()
@@ -120,14 +120,14 @@ def _show(servers: RayServers, options: "RolloutServerSettings", stop: threading
 
 
 def write_targets(path: Path, addresses: Sequence[str]) -> None:
-    """Write a file that a Trainer watches. It changes at once, so that no reader sees a half of it."""
+    """Write a file that a Trainer watches. The file is replaced as a whole, so that no reader sees a part of it."""
     new = path.with_name(f"{path.name}.new")
     new.write_text("".join(f"{line}\n" for line in ("# written by osmosis-grpc serve --ray", *addresses)))
     new.replace(path)
 
 
 def _arguments(options: "RolloutServerSettings", number: int) -> list[str]:
-    """Return the command line of one server: that of this command, with ports and a folder of its own."""
+    """Return the arguments of one server: those of this command, without Ray's, and with the server's own ports."""
     given = without_ray(sys.argv[1:])
     own = ["--no-ray", "--grpc-port", str(options.grpc_port and options.grpc_port + number)]
     if not options.no_http:

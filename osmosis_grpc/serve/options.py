@@ -1,6 +1,6 @@
 """Converts the options of `serve` and the gateway to security, credentials and the sources of configurations.
 
-A problem is an OptionError. usage_errors() prints it, with the name of each option as the user gave it.
+A problem raises an OptionError. usage_errors() prints it, and names each option as the user gave it.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ HARMLESS_TRACERS = frozenset(
         "timer",
     )
 )
-"""Tracers of gRPC that print no messages. `all`, `api` and `http` print metadata. `tcp` prints every byte."""
+"""Tracers of gRPC that print no messages. Of the others, `all`, `api` and `http` print metadata, `tcp` every byte."""
 VARIABLES = {option.name: option.variable for option in OPTIONS.values() if option.part == "server"}
 
 
@@ -49,7 +49,7 @@ def usage_errors(
 ) -> Iterator[None]:
     """Print an exception of type `kind` as a usage error, and end the command with exit code 2.
 
-    `text` is the text of an OptionError for an exception that is none.
+    An exception that is no OptionError becomes one with this `text`.
     """
     from osmosis_grpc.settings.settings import option_names
 
@@ -62,7 +62,7 @@ def usage_errors(
 
 @contextlib.contextmanager
 def naming(text: str) -> Iterator[None]:
-    """Turn a ValueError into an OptionError with this text, in which {problem} is its message."""
+    """Turn a ValueError into an OptionError with this text, in which {problem} stands for the error's message."""
     try:
         yield
     except ValueError as error:
@@ -72,7 +72,7 @@ def naming(text: str) -> Iterator[None]:
 def security_for_callers(
     options: "RolloutServerSettings", line: Line | None = None, *, admin: Sequence[str] = ()
 ) -> "ServerSecurity":
-    """Return the accepted tokens and certificates, and the certificate of this server.
+    """Return the tokens and client certificates to accept, and the certificate of this server.
 
     Raises:
         OptionError: A file or a token cannot be used, or the host needs more security.
@@ -116,9 +116,9 @@ def credentials_to_show(
     insecure: bool,
     names: tuple[str, str, str, str],
 ) -> "Credentials":
-    """Return the credentials with which this process dials a server. Raises OptionError.
+    """Return the credentials with which this process connects to a server. Raises OptionError.
 
-    `names` are the options of the first four parameters, as in the text of an OptionError.
+    `names` are the fields of the first four parameters' options, for the text of an OptionError.
     """
     from osmosis_grpc.network.credentials import Credentials
     from osmosis_grpc.network.tls import ClientTls, read_pems
@@ -143,7 +143,7 @@ def check_trace(tracers: str) -> None:
 def config_sources(options: "RolloutServerSettings", line: Line | None = None) -> "ConfigSources":
     """Return the sources of configurations that the settings name. Raises LoadError for a file that cannot be used.
 
-    `line` has the options of the command line, which are in the settings, too. Without it, all are of the environment.
+    `line` tells which options come from the command line. Without it, all come from the environment.
     """
     from osmosis_grpc.agent.config_sources import ConfigSources, Texts
     from osmosis_grpc.agent.loader import LoadError

@@ -1,6 +1,6 @@
-"""`serve --otel`: a tracer provider with the exporter that OpenTelemetry's variables select.
+"""Implements `serve --otel`: sets a tracer provider with the exporter that OpenTelemetry's variables select.
 
-A process that has a tracer provider already, for example under `opentelemetry-instrument`, keeps it.
+If the process already has a tracer provider, for example under `opentelemetry-instrument`, it keeps that one.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,7 +12,7 @@ from osmosis_grpc.protocol.errors import MissingExtraError
 from osmosis_grpc.settings.process_environment import has_otel_name, otel_exporter
 
 EXPORTERS = "opentelemetry_traces_exporter"
-"""The entry points under which packages offer exporters."""
+"""The group of entry points in which packages offer exporters."""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Waits at the start of a server until the previous one, which may still be draining, has ended."""
+"""Waits at the start of a server until the previous server, which may still be draining, has ended."""
 
 import time
 from collections.abc import Callable
@@ -13,13 +13,13 @@ from osmosis_grpc.storage.state_folders import worker_folders
 ORPHANS = 10.0
 """The workers of a killed supervisor end within this many seconds."""
 LOOK_EVERY = 0.1
-"""A lock is looked at again after this many seconds."""
+"""Seconds between two checks of a lock."""
 
 
 def wait_for_predecessor(state: Path) -> None:
     """Wait until a server that is stopping has released its state folder, and the folders of its workers.
 
-    A server that uses a folder without stopping is not waited for; opening the folder then fails.
+    If the server that uses a folder is not stopping, return at once; opening the folder then fails.
     """
 
     def say(holder: Holder, seconds: float) -> None:
@@ -32,8 +32,7 @@ def wait_for_predecessor(state: Path) -> None:
 
 
 def wait_for_end(lock: Path, say: Callable[[Holder, float], None]) -> None:
-    """Wait while the process that holds a lock is stopping. Return at once if it is not stopping, or if the lock is
-    free.
+    """Wait while the process that holds a lock is stopping. Return at once if it is not stopping, or the lock is free.
 
     `say` is called once, with the holder and the longest time that this call can take, in seconds.
     """
@@ -42,7 +41,7 @@ def wait_for_end(lock: Path, say: Callable[[Holder, float], None]) -> None:
         with suppress(FileNotFoundError):
             holder = holder_of(lock)
             if end is None:
-                # In another container a holder that stops has an id of no process here.
+                # A stopping holder in another container also seems gone: its process id does not exist here.
                 left = max(holder.until - time.time(), ORPHANS if holder.is_gone else 0.0)
                 if left <= 0:
                     return

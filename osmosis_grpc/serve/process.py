@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 END = job("serve.end", OnFailure.RESTART, "thread")
 
 GC_THRESHOLD = (50_000, 20, 100)
-"""Thresholds of the garbage collector. The default of 700 allocations would scan all live rollouts too often."""
+"""Thresholds of the garbage collector. With the default of 700 allocations, it would scan all rollouts too often."""
 EXIT_AFTER_LIMIT = 4.5
 """This many seconds after the drain limit, the process ends even if agents still run."""
 
@@ -64,8 +64,8 @@ async def run_process(
 ) -> int:
     """Serve until a signal or a failure. Return the exit code.
 
-    `security` says how callers authenticate. `credentials` are sent to the trainers that this server dials. `place` is
-    set in a worker of a server with several. Raises OptionError.
+    `security` says how callers authenticate. `credentials` are for the trainers that this server connects to. `place`
+    is set if this process is one of several workers. Raises OptionError.
     """
     options = settings.server
     worker = Worker(place, options, out) if place is not None else None
@@ -78,7 +78,7 @@ async def run_process(
     if worker is not None:
         worker.listen(stop, end_after)
     if not options.no_http or options.metrics_port is not None:
-        import osmosis_gateway.http_server  # noqa: F401 # takes a second, so it is done before calls arrive
+        import osmosis_gateway.http_server  # noqa: F401 # takes a second, so import it before calls arrive
     async with AsyncExitStack() as stack:
         if options.otel:
             _trace(stack)
@@ -151,7 +151,7 @@ async def run_process(
 
 
 def _trace(stack: AsyncExitStack) -> None:
-    """Begin to make traces. Raises OptionError."""
+    """Start tracing. Raises OptionError."""
     from osmosis_grpc.serve.otel import tracing
 
     try:
@@ -163,7 +163,7 @@ def _trace(stack: AsyncExitStack) -> None:
 
 
 async def _legacy(stack: AsyncExitStack, text: str, settings: "RolloutSettings") -> Any:
-    """Start the agent in front of a legacy agent server and return it. Raises OptionError."""
+    """Start and return the agent that passes rollouts to a legacy agent server. Raises OptionError."""
     from osmosis_gateway.workflow_server_agent import hosted_legacy_agent
 
     name, url = split_legacy_agent(text)
@@ -225,10 +225,10 @@ async def _grpc(
 
 
 async def _http(stack: AsyncExitStack, server: AgentServer, settings: "RolloutSettings", *, is_first: bool) -> Any:
-    """Start the HTTP server and return it; None with --no-http. A worker that is not the first serves worker 0 only.
+    """Start the HTTP server and return it; None with --no-http. In a worker that is not the first, it serves worker 0.
 
-    If the default port is taken, the server logs a warning and serves gRPC only. If the user gave the port and it is
-    taken, this function raises OptionError.
+    If the default port is taken, the server logs a warning and serves gRPC only. Raises OptionError if a port that the
+    user gave is taken.
     """
     options = settings.server
     if options.no_http and (is_first or options.metrics_port is None):
@@ -291,8 +291,8 @@ async def _view(
 def _stop_on_signals(limit: float, servers: Sequence[AgentServer]) -> asyncio.Event:
     """Return an event that the first SIGTERM, SIGINT or SIGHUP sets. A second signal ends the process at once.
 
-    Without a second signal, end_after(limit) ends the process. The log line about the second signal has the number of
-    unfinished rollouts of `servers`.
+    After the first signal, end_after(limit) limits how long the process can take. The log line about the second signal
+    has the number of unfinished rollouts of `servers`.
     """
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     seen: list[int] = []

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def _name_of_boxes(options: "RolloutServerSettings", worker: Worker | None) -> str:
-    """Return the name of this process in the labels of its boxes. The next process in its place has the same name."""
+    """Return the name of this process in the labels of its boxes. A process that replaces it has the same name."""
     number = worker.config.index if worker is not None else 0
     where = f"{options.state_folder or os.getpid()} {options.host}:{options.grpc_port} {number}"
     return f"{socket.gethostname()[:30]}-{hashlib.sha256(where.encode()).hexdigest()[:16]}"
@@ -29,7 +29,7 @@ def _name_of_boxes(options: "RolloutServerSettings", worker: Worker | None) -> s
 async def hosted_programs(
     stack: AsyncExitStack, options: "RolloutServerSettings", worker: Worker | None
 ) -> tuple[list[Any], list[Supervisor]]:
-    """Return the agents of --command and --program, and the supervisors of what serves their base URLs.
+    """Return the agents of --command and --program, and the supervisors of the servers of their base URLs.
 
     Raises OptionError.
     """
@@ -57,7 +57,7 @@ async def hosted_programs(
     if options.tasks is not None and (image or any(each.reward for each in hosted)):
         raise OptionError("{tasks}: each task has its own image and reward; leave out {box}, {reward} and `reward`")
     if memory is not None and (options.tasks or any(each.box for each in hosted)):
-        raise OptionError("{command_memory_mib}: a box has a limit of its own, `memory` in the table [box]")
+        raise OptionError("{command_memory_mib}: a box has its own limit, `memory` in the table [box]")
     strict, given = options.strict_exit, program_environment(options.command_env)
     agents = command_agents(
         [replace(program, exit_code_counts=strict) for program in hosted],

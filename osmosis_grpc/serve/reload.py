@@ -39,7 +39,7 @@ def run_reloading() -> int:
 
 
 class _Supervisor:
-    """Starts and restarts the server process. Reports when the process ended by itself. Forwards signals to it."""
+    """Starts and restarts the server process, forwards signals to it, and reports if it ends by itself."""
 
     def __init__(self, command: list[str]) -> None:
         self._command = command
@@ -61,7 +61,7 @@ class _Supervisor:
             self._start()
 
     def look(self) -> None:
-        """If the server ended by itself, print that once. The server itself has printed the reason."""
+        """If the server ended by itself, say so once. The server has already printed the reason."""
         code = self._child.poll()
         if code is not None and not self._ended:
             self._ended = True
@@ -89,7 +89,7 @@ class _Supervisor:
 def _arguments(given: list[str]) -> list[str]:
     """Return the arguments without the command's name and --reload, and with --no-reload.
 
-    --no-reload overrides the environment variable.
+    --no-reload is needed because the environment variable may ask for --reload, too.
     """
     kept = [argument for argument in given if argument != "--reload"]
     return [*(kept[1:] if kept[:1] == ["serve"] else kept), "--no-reload"]

@@ -1,6 +1,6 @@
 """Logs one line for each rollout that ended, and a summary every 10 s under load.
 
-A line contains only counts, ids, and the first line of a failure's message. It contains no text of a model.
+A line has only counts, ids, and the first line of a failure's message, but no text that a model wrote.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ class RolloutLog:
         log.info("rollout ended", extra={name: value for name, value in fields.items() if value is not None})
 
     def summary(self, capacity: Capacity, seconds: float) -> None:
-        """Log the counts of the last seconds, unless nothing ended, runs or waits."""
+        """Log the counts of the last `seconds`, unless no rollout ended, runs or waits."""
         if not (self._ended or capacity.running or capacity.queued):
             return
         fields = {

@@ -1,1 +1,1 @@
-"""Shared by the commands: options, --help, and the log on stderr. It imports neither grpc nor pydantic."""
+"""What the commands share: options, --help, and the log on stderr. Importing it imports neither grpc nor pydantic."""

@@ -1,7 +1,7 @@
 """Declares the options of the HTTP gateway as a client, OSMOSIS_ROLLOUT_CLIENT_*. See server_options.py.
 
-Most options are about the gateway's calls to trainers. They have no flag. The options with a flag are about the agent
-server behind `python -m osmosis_gateway`.
+Options without a flag are about the gateway's calls to trainers. Options with a flag are about the agent server behind
+`python -m osmosis_gateway`.
 """
 
 from functools import partial
@@ -44,8 +44,8 @@ class ClientOptions(Declared):
     token_file: Path | None = _server("--target-token-file FILE", "File that holds --target-token.", commands=GATEWAY)
     tls: bool = _server("--target-tls", "Use TLS with --target. The three options below imply it.", commands=GATEWAY)
     ca: Path | None = _server("--target-ca FILE", "CA of the agent server.", commands=GATEWAY)
-    cert: Path | None = _server("--target-cert FILE", "Certificate to send to it.", commands=GATEWAY)
-    key: Path | None = _server("--target-key FILE", "Its private key.", commands=GATEWAY)
+    cert: Path | None = _server("--target-cert FILE", "Certificate to send to --target.", commands=GATEWAY)
+    key: Path | None = _server("--target-key FILE", "Private key of --target-cert.", commands=GATEWAY)
 
 
 CLIENT = options_in(ClientOptions)

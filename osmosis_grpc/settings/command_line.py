@@ -16,11 +16,11 @@ def options_of(command: str) -> tuple[Option, ...]:
 
 
 class OptionError(ValueError):
-    """An option that cannot be used. Its text names options by their fields, and gets their names when it is shown.
+    """An option cannot be used. The text has the fields of options, which become the options' names when it is shown.
 
     Args:
-        text: What is wrong, and what to do. `{grpc_port}` in it is the option of the server with this name, and
-            `{client_target}` an option of the client.
+        text: What is wrong, and what to do. `{grpc_port}` stands for the server option of this name, and
+            `{client_target}` for the client option `target`.
         values: The other values in the text.
     """
 
@@ -37,18 +37,18 @@ class OptionError(ValueError):
 
 
 def field_of(option: Option) -> str:
-    """Return the name of an option in the text of an OptionError."""
+    """Return the field that stands for an option in the text of an OptionError."""
     return option.name if option.part == "server" else f"client_{option.name}"
 
 
 class Line:
-    """The values of a command line, by variable. Options that the line does not give are missing."""
+    """The options that a command line gives. `values` has them by variable, and None for the others."""
 
     def __init__(self, command: str, values: dict[str, Any]) -> None:
         self.given: dict[str, dict[str, Any]] = {"server": {}, "client": {}}
-        """Part of the settings to name to value."""
+        """The values by part (server or client) and by name of the setting."""
         self.in_file: dict[str, str] = {}
-        """The variables of the settings that a file has, and where."""
+        """For settings that come from a file: their places in the file, by variable."""
         for option in options_of(command):
             value = values.get(option.variable)
             if value is not None and value != []:

@@ -27,7 +27,7 @@ def sampling_parameter(text: str) -> tuple[str, Any]:
 
 
 def split_legacy_agent(text: str) -> tuple[str, str]:
-    """Return the name and the URL of a legacy agent; the name is empty without `NAME=`."""
+    """Split [NAME=]URL into the name and the URL of a legacy agent. The name is empty without `NAME=`."""
     name, sep, url = text.partition("=")
     return ("", text) if not sep or "/" in name else (name, url)
 

@@ -1,6 +1,6 @@
 """Writes the log of the commands to stderr: readable text on a terminal, JSON otherwise.
 
-A thread formats and writes the records, so that a slow stderr never blocks the event loop. While 10,000 records wait,
+A thread formats and writes the records, so that a slow stderr never blocks the event loop. At most 10,000 records wait;
 further records are dropped and counted.
 """
 
@@ -25,9 +25,9 @@ WAITING = 10_000
 LAST_LINES = 2.0
 """At the end, the process waits at most this many seconds for the thread to write the queued records."""
 QUIET = ("asyncio", "grpc", "httpx", "httpx2", "mcp")
-"""Loggers whose debug lines and info lines are never logged, because they are not about rollouts.
+"""Loggers whose debug and info lines are never logged, because these are not about rollouts.
 
-The lines of the last three have URLs with their passwords.
+Lines of the last three contain URLs with passwords.
 """
 CHATTER = ("uvicorn", "uvicorn.error", "uvicorn.access", "aiohttp")
 """Loggers of the HTTP libraries. Their info lines are logged only at the level debug."""
@@ -43,11 +43,11 @@ class BackgroundHandler(logging.Handler):
         self._queue: queue.SimpleQueue[logging.LogRecord | threading.Event] = queue.SimpleQueue()
         self._dropped = 0
         self.dropped = 0
-        """Record that were dropped since the start."""
+        """The number of records dropped since the start."""
         self._thread = thread(WRITE, self._run)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Format the message of a record and queue the record. The arguments of the message may change later."""
+        """Queue a record. Its message is formatted now, because the arguments of the message may change later."""
         try:
             record.msg, record.args = record.getMessage(), None
             if not self._thread.is_alive():  # after a fork, or at the end
@@ -68,7 +68,7 @@ class BackgroundHandler(logging.Handler):
             written.wait(LAST_LINES)
 
     def _run(self) -> bool:
-        """Write the queued records on the thread."""
+        """Wait for queued records, and write them. Runs on the thread."""
         batch: list[logging.LogRecord | threading.Event] = [self._queue.get()]
         with contextlib.suppress(queue.Empty):
             while len(batch) < 256:
@@ -91,7 +91,7 @@ class BackgroundHandler(logging.Handler):
             except Exception as error:  # a bad record must not stop the log
                 lines.append(f"a log record of {record.name} cannot be formatted: {type(error).__name__}\n")
         data = memoryview("".join(lines).encode("utf-8", "backslashreplace"))
-        with contextlib.suppress(OSError):  # stderr is closed, so the error cannot be reported
+        with contextlib.suppress(OSError):  # stderr is closed, so no error can be reported
             while data:
                 data = data[os.write(self._descriptor, data) :]
 
@@ -143,11 +143,11 @@ class _JsonLines(logging.Formatter):
 
 
 _STANDARD = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"}
-"""The attributes of each record. The other ones are the fields of `extra`."""
+"""The attributes that every record has. All others are fields of `extra`."""
 
 
 def _formatter(terminal: bool) -> logging.Formatter:
-    """Return the formatter. Only on a terminal it imports structlog, which takes 6 MB with Rich and Pygments."""
+    """Return the formatter. Imports structlog only for a terminal: with Rich and Pygments, it takes 6 MB."""
     return _for_terminal() if terminal else _JsonLines()
 
 
@@ -183,7 +183,7 @@ def _add_timestamp(logger: Any, method: str, event: Any) -> Any:
 
 
 def _readable(logger: Any, method: str, event: Any) -> Any:
-    """Format a record for a terminal. Escape control characters. Indent lines that could look like other records."""
+    """Format a record for a terminal. Escape control characters, and indent lines that could look like a new record."""
     if str(event.get("logger", "")).startswith(("osmosis_grpc", "osmosis_gateway")):
         del event["logger"]
     event["timestamp"] = event["timestamp"][11:19]

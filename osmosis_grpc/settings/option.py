@@ -1,4 +1,4 @@
-"""Describes one option: its flags, its variable, its bounds and its help.
+"""Describes one option: its flags, variable, bounds and help.
 
 The classes in server_options.py and client_options.py declare every option once. The settings models (settings.py), the
 commands with their --help (typer_command.py), the tables of TOML files, and docs/settings.md (scripts/settings.py) read
@@ -28,7 +28,7 @@ PREFIX = "OSMOSIS_ROLLOUT_"
 """The prefix of every environment variable of this project."""
 BOTH = ("serve", "gateway")
 GATEWAY = ("gateway",)
-"""Values for Option.commands. By default, only serve has an option."""
+"""Values for Option.commands. An option belongs to `serve` only by default."""
 PORTS = (0, 65535)
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ else:
         """The base of the options classes. A type checker sees a pydantic model, because the settings are models."""
 
     class Secret:
-        """Stands for pydantic's SecretStr. Importing pydantic would make --help three times slower."""
+        """Stands for pydantic's SecretStr, because importing pydantic would make --help three times slower."""
 
         @classmethod
         def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
@@ -52,29 +52,29 @@ else:
 
 @dataclass(slots=True, eq=False)
 class Option:
-    """An attribute of an options class. On the class itself, the attribute has the default value."""
+    """One option, as an attribute of an options class. Read from the class, the attribute is the default value."""
 
     group: str
     """The heading in --help and in docs/settings.md."""
     usage: str
     """The flags and the placeholder, as --help shows them: `-p, --http-port PORT`.
 
-    A switch has no placeholder. An option without a flag, which has only a variable, has an empty usage.
+    A switch has no placeholder. The usage of an option without a flag, which has only a variable, is empty.
     """
     help: str
     value: Any = None
-    """The default. A switch is off and a list is empty without one."""
+    """The default. Without one, a switch is off and a list is empty."""
     commands: tuple[str, ...] = ("serve",)
     bounds: tuple[float, float] | None = None
-    """The least and the greatest value."""
+    """The smallest and the largest allowed value."""
     check: Callable[[str], str] | None = None
-    """Raises ValueError for a bad value. It is called for each value of a list."""
+    """Returns a good value, and raises ValueError for a bad one. Called for each value of a list."""
     lines: bool = False
-    """Whether the text of the value holds several values, one on each line. The flag can then be repeated."""
+    """Whether the value is a text with several values, one on each line. The flag can then be repeated."""
     shown: str | None = None
     """A text to show instead of the default."""
     common: bool = False
-    """Whether --help shows the option. --help-all shows all of them."""
+    """Whether --help shows the option. --help-all shows all options."""
     part: str = field(init=False)
     """The part of the settings that has the option: server or client."""
     name: str = field(init=False)
@@ -95,7 +95,7 @@ class Option:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """All flags. The long flag is the last one, or for a switch the flag that switches it off."""
+        """All flags. The long flag is last; for a switch, the flag that switches it off follows."""
         flags = tuple(word.rstrip(",") for word in self.usage.split() if word.startswith("-"))
         return (*flags, self.off) if flags and self.switch else flags
 
@@ -108,7 +108,7 @@ class Option:
     def off(self) -> str:
         """The flag that switches the option off: --no-NAME for --NAME, and --NAME for --no-NAME.
 
-        With this flag, the command line can override a variable.
+        With this flag, the command line can override an environment variable.
         """
         name = self.flag.removeprefix("--no-")
         return f"--{name}" if name != self.flag else f"--no-{name[2:]}"
@@ -149,7 +149,7 @@ class Option:
         return "" if self.value in (None, (), "") else text
 
     def checked(self, value: Any) -> Any:
-        """Return a value that the option allows. Raises ValueError for any other value."""
+        """Return the value if the option allows it. Raises ValueError if not."""
         if self.bounds is not None and value is not None and not self.bounds[0] <= value <= self.bounds[1]:
             raise ValueError(f"{str(value)[:40]} is not in the range {self.range}")
         if self.check is not None and value:
@@ -177,9 +177,9 @@ def host_port(text: str) -> str:
 
 
 def split_host_port(text: str) -> tuple[str, int]:
-    """Return the two parts of HOST:PORT. Raises ValueError."""
+    """Split HOST:PORT into the host, without brackets, and the port. Raises ValueError."""
     if "@" in text:
-        raise ValueError("an address with @ is not HOST:PORT; give a token as an option of its own")
+        raise ValueError("an address with @ is not HOST:PORT; give a token with its own option")
     host, _, port = text.rpartition(":")
     if not host or "/" in host or not (port.isascii() and port.isdecimal()) or int(port) > 65535:
         raise ValueError(f"{text} is not HOST:PORT")

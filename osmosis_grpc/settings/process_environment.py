@@ -1,4 +1,4 @@
-"""The environment variables that are not settings: hides secrets, and selects what programs and gRPC see."""
+"""Reads and changes the process's environment: hides secrets, and selects the variables that programs and gRPC see."""
 
 import contextlib
 import ctypes
@@ -19,8 +19,8 @@ _PR_SET_DUMPABLE = 4
 def forget_secrets() -> None:
     """Remove every secret from the environment of this process. Call it after the settings were read.
 
-    Agents run in this process, and the output of their tools goes into the trajectory and the journal. A tool that
-    runs `env` or reads /proc/PID/environ finds no secret.
+    Agents run in this process, and the output of their tools goes into the trajectory and the journal. So a tool that
+    runs `env` or reads /proc/PID/environ must find no secret.
     """
     for name in list(os.environ):
         option = OPTIONS.get(name.upper())
@@ -30,7 +30,7 @@ def forget_secrets() -> None:
 
 
 def environment() -> dict[str, str]:
-    """Return a copy of the environment with its secrets, for processes of the same server."""
+    """Return a copy of the environment, including secrets, for processes of the same server."""
     return dict(os.environ)
 
 
@@ -43,17 +43,17 @@ _FOR_PROGRAMS = re.compile(
     "PATH|PYTHONPATH|LD_LIBRARY_PATH|USER|LOGNAME|SHELL|TZ|LANG|LANGUAGE|LC_[A-Z]+|VIRTUAL_ENV|CONDA_PREFIX"
     "|SSL_CERT_FILE|SSL_CERT_DIR|REQUESTS_CA_BUNDLE"
 )
-"""Names of variables that every program gets. HOME is not among them: each program has its own."""
+"""The variables that every program gets. HOME is not among them, because each program has its own."""
 
 
 def program_environment(names: Iterable[str]) -> dict[str, str]:
-    """Return the variables that the programs of `serve --command` get: a fixed list, and those with one of `names`."""
+    """Return the variables that the programs of `serve --command` get: those of a fixed list, and those in `names`."""
     kept = {name: value for name, value in os.environ.items() if _FOR_PROGRAMS.fullmatch(name) or name in set(names)}
     return kept | {"PATH": program_path()}
 
 
 def otel_exporter() -> str:
-    """Return the name of the exporter of traces, as OpenTelemetry's variables select it; by default that for OTLP."""
+    """Return the name of the traces exporter that OpenTelemetry's variables select; by default the one for OTLP."""
     name = os.environ.get("OTEL_TRACES_EXPORTER", "otlp")
     if name != "otlp":
         return name
@@ -62,23 +62,22 @@ def otel_exporter() -> str:
 
 
 def otel_content() -> bool:
-    """Return whether the spans may have messages, as OpenTelemetry's variable for generative AI says."""
+    """Return whether spans may contain messages, according to OpenTelemetry's variable for generative AI."""
     given = os.environ.get("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", "")
     return given.lower() in ("true", "span_only", "span_and_event")
 
 
 def has_otel_name() -> bool:
-    """Return whether OpenTelemetry's variables name this process."""
+    """Return whether OpenTelemetry's variables give this process a service name."""
     return bool(os.environ.get("OTEL_SERVICE_NAME")) or "service.name=" in os.environ.get(
         "OTEL_RESOURCE_ATTRIBUTES", ""
     )
 
 
 def program_path() -> str:
-    """Return the PATH of programs that this process starts. `python` is found in it.
+    """Return the PATH of programs that this process starts. It includes the folder of this Python.
 
-    If this Python is that of a virtual environment, and no environment is activated, the folder of this Python is
-    first. Otherwise it is last.
+    The folder is first if this Python is in a virtual environment and no environment is activated, otherwise last.
     """
     path, own = os.environ.get("PATH") or os.defpath, str(Path(sys.executable).parent)
     activated = [f"{os.environ[name]}/bin" for name in ("VIRTUAL_ENV", "CONDA_PREFIX") if os.environ.get(name)]
@@ -104,9 +103,9 @@ def grpc_tracers() -> str:
 def prepare_grpc() -> None:
     """Set variables that gRPC reads at its import, unless the user has set them. Call it before gRPC is imported.
 
-    They switch the fork handlers of gRPC off. The handlers do nothing for a working server, and in the child they
-    sometimes end in a segmentation fault. They also switch off the INFO lines of gRPC Core. Core writes one for each
-    failed TLS handshake, so every host that reaches the port could fill the log.
+    The variables switch off gRPC's fork handlers, which do nothing for a working server, and sometimes cause a
+    segmentation fault in the child. They also switch off the INFO lines of gRPC Core, which writes one for each failed
+    TLS handshake, so that every host that reaches the port could fill the log.
     """
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     if "GRPC_TRACE" not in os.environ:
@@ -116,8 +115,8 @@ def prepare_grpc() -> None:
 def close_memory() -> None:
     """Make /proc/PID/environ and /proc/PID/mem of this process unreadable for programs of the same user. Linux only.
 
-    Programs that this process starts are not affected. Root can still read both. A debugger cannot attach as the same
-    user, and a crash leaves no core dump.
+    This does not affect programs that this process starts. Root can still read both files. The same user can no longer
+    attach a debugger, and a crash leaves no core dump.
     """
     if not sys.platform.startswith("linux"):
         return

@@ -1,7 +1,7 @@
 """Declares the options of a server, OSMOSIS_ROLLOUT_SERVER_*. To add an option, add a line here, and read the setting.
 
-`osmosis-grpc serve` has the options with "serve" among their commands. `python -m osmosis_gateway` has the options with
-"gateway" among their commands. After a change, run `python scripts/settings.py`.
+The `commands` of an option say which command has it: "serve" is `osmosis-grpc serve`, and "gateway" is
+`python -m osmosis_gateway`. After a change, run `python scripts/settings.py`.
 """
 
 from functools import partial
@@ -13,7 +13,7 @@ from osmosis_grpc.settings.option import BOTH, GATEWAY, PORTS, Declared, Secret,
 
 _SHOWN = "Others on this machine can see a command line, so prefer the file."
 SET_BY_SERVER = ("OPENAI_BASE_URL", "OPENAI_API_KEY", "ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY")
-"""Variables of a program whose values are those of its rollout."""
+"""Variables that each rollout sets for its program."""
 _module = checks.like("[^:]+(:.+)?", "MODULE:ATTRIBUTE, for example server:agent_loop")
 _environment = checks.like(
     "[a-z][a-z0-9-]*:.+", "KIND:NAME[,KEY=VALUE...], for example reasoning-gym:leg_counting,size=50"
@@ -72,7 +72,7 @@ class ServerOptions(Declared):
         check=_key_value,
     )
     grader_config: tuple[str, ...] = _agents(
-        "--grader-config KEY=VALUE", "The same for the graders' configuration.", check=_key_value
+        "--grader-config KEY=VALUE", "The same as --workflow-config, for graders.", check=_key_value
     )
     grader: str | None = _agents(
         "--grader MODULE:CLASS",
@@ -90,7 +90,7 @@ class ServerOptions(Declared):
         check=host_port,
     )
     legacy_agent_token: Secret | None = _agents("", "Bearer token for the legacy agent servers. It is never printed.")
-    legacy_agent_token_file: Path | None = _agents("--legacy-agent-token-file FILE", "File that holds that token.")
+    legacy_agent_token_file: Path | None = _agents("--legacy-agent-token-file FILE", "File that holds this token.")
     program: tuple[str, ...] = _agents(
         "--program NAME",
         "Coding program to start for each rollout: claude-code, codex, opencode, qwen-code, gemini-cli, pi, "
@@ -177,7 +177,7 @@ class ServerOptions(Declared):
     grpc_port: int = _addresses("--grpc-port PORT", "gRPC port; 0 picks a free one.", 50051, bounds=PORTS, common=True)
     http_port: int = _addresses(
         "-p, --port, --http-port PORT",
-        "HTTP port, not that of gRPC; 0 picks a free one.",
+        "HTTP port, other than the gRPC port; 0 picks a free one.",
         9000,
         commands=BOTH,
         bounds=PORTS,
@@ -187,7 +187,7 @@ class ServerOptions(Declared):
     no_reflection: bool = _addresses("--no-reflection", "Do not describe the protocol to tools such as buf curl.")
     callback_port: int = _addresses(
         "--callback-port PORT",
-        "gRPC port that the agent server calls back at; 0 picks a free one.",
+        "gRPC port for callbacks of the agent server; 0 picks a free one.",
         50052,
         commands=GATEWAY,
         bounds=PORTS,
@@ -245,12 +245,12 @@ class ServerOptions(Declared):
     trainer_ca: Path | None = _trainers(
         "--trainer-ca FILE", "CA of trainers with TLS, for --connect and for callbacks."
     )
-    trainer_cert: Path | None = _trainers("--trainer-cert FILE", "Certificate to send to such trainers.")
-    trainer_key: Path | None = _trainers("--trainer-key FILE", "Its private key.")
+    trainer_cert: Path | None = _trainers("--trainer-cert FILE", "Certificate to send to trainers with TLS.")
+    trainer_key: Path | None = _trainers("--trainer-key FILE", "Private key of --trainer-cert.")
 
     token: Secret | None = _security(
         "--api-key, --token [NAME=]SECRET",
-        f"Bearer token of callers. It is added to those of the variable and the file. {_SHOWN}",
+        f"Bearer token of callers. It is added to the tokens of the variable and the file. {_SHOWN}",
         commands=BOTH,
         lines=True,
     )
@@ -275,7 +275,7 @@ class ServerOptions(Declared):
         lines=True,
     )
     admin_token_file: Path | None = _security(
-        "--admin-token-file FILE", "File with such tokens, one [NAME=]SECRET on each line.", common=True
+        "--admin-token-file FILE", "File with admin tokens, one [NAME=]SECRET on each line.", common=True
     )
     callback_key_file: Path = _security(
         "--callback-key-file FILE",
@@ -288,7 +288,7 @@ class ServerOptions(Declared):
         "--tls-cert FILE", "Use TLS for gRPC and HTTP, with this certificate (PEM).", commands=BOTH, common=True
     )
     tls_key: Path | None = _security(
-        "--tls-key FILE", "Its private key. You can replace the files at any time.", commands=BOTH, common=True
+        "--tls-key FILE", "Private key of --tls-cert. You can replace both at any time.", commands=BOTH, common=True
     )
     tls_client_ca: Path | None = _security(
         "--tls-client-ca FILE", "Require a client certificate of this CA (mTLS).", commands=BOTH
@@ -354,7 +354,7 @@ class ServerOptions(Declared):
     )
     reload: bool = _process("--reload", "Restart when a Python or TOML file below this folder changes.", common=True)
 
-    ray: bool = _ray("--ray", "Run such servers on the nodes of a Ray cluster, and restart them when they end.")
+    ray: bool = _ray("--ray", "Run servers like this one on the nodes of a Ray cluster, and restart those that end.")
     ray_servers: int | None = _ray(
         "--ray-servers N", "Number of servers; the default is the number of nodes at the start.", bounds=(1, 1024)
     )

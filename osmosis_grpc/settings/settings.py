@@ -1,8 +1,8 @@
 """Settings, from the environment and other sources. Only this module and process_environment.py read the environment.
 
-osmosis_grpc.settings declares the fields, with defaults, bounds and help. The first of these sources
-wins: code or command line, environment, file .env, default. A wrong value raises pydantic's
-ValidationError; problems() names the option or the variable that it came from.
+server_options.py and client_options.py declare the fields, with defaults, bounds and help. The first of these sources
+wins: code or command line, environment, file .env, default. A wrong value raises pydantic's ValidationError; problems()
+names the option or the variable that the value came from.
 """
 
 import difflib
@@ -35,7 +35,7 @@ def _config(part: str) -> SettingsConfigDict:
 
 
 class _Part(BaseSettings):
-    """Parse the texts of variables: a list is split at blanks, and an empty value is an error."""
+    """The base of both parts. Parses the texts of variables: blanks separate a list, and an empty value is an error."""
 
     part: ClassVar[str]
 
@@ -64,7 +64,7 @@ class _Part(BaseSettings):
         return OPTIONS[f"{cls.model_config['env_prefix']}{name}".upper()]
 
     def secrets(self, name: str) -> tuple[str, ...]:
-        """Return the texts of a secret: from its option or variable, and from its file, one on each line.
+        """Return the values of a secret: those of its option or variable, and those of its file, one on each line.
 
         Raises OptionError.
         """
@@ -130,7 +130,7 @@ class RolloutSettings(BaseSettings):
 
 
 _FAMILY = "OSMOSIS_"
-"""Prefix of our variables and of those of the Osmosis SDK."""
+"""The prefix of all variables of this project and of the Osmosis SDK."""
 
 _configured: RolloutSettings | None = None
 
@@ -163,7 +163,7 @@ def command_settings(line: Line) -> RolloutSettings:
         known = RolloutServerSettings(**server)
         server = _from_file(known, known.config_file, line) | server
         known = RolloutServerSettings(**server)
-        for name, given in added.items():  # those of the line and of the variable count
+        for name, given in added.items():  # the line adds to the values of the other sources
             before: Any = getattr(known, name)
             if name in _KEY_VALUES:
                 server[name] = (*before, *given)
@@ -175,7 +175,7 @@ def command_settings(line: Line) -> RolloutSettings:
         return RolloutSettings(server=known, client=RolloutClientSettings(**client))
     except ValidationError as error:
         raise OptionError("{problems}", problems=problems(error, line)) from None
-    except ValueError as error:  # of the file
+    except ValueError as error:  # from the TOML file
         raise OptionError("{error}", error=error) from None
 
 
@@ -184,7 +184,7 @@ _KEY_VALUES = ("workflow_config", "grader_config", "pin_sampling")
 
 
 def _from_file(known: _Part, path: Path | None, line: Line) -> dict[str, Any]:
-    """Return the values of a part's table that neither the line nor the environment has. Raises ValueError."""
+    """Return the values of a part's table in a file, except those that are set elsewhere. Raises ValueError."""
     if path is None:
         return {}
     values = {name: value for name, value in _table(path, known).items() if name not in known.model_fields_set}
@@ -226,9 +226,9 @@ def check_tables(path: Path) -> None:
 
 
 def option_names(line: Line, settings: RolloutSettings | None) -> dict[str, str]:
-    """Return the name of each option, by its field in an OptionError.
+    """Return the name under which to show each option, by its field in an OptionError.
 
-    It is the variable, or the place in a file, for a value that the settings have from there. Else it is the flag.
+    The name tells where the value came from: a variable, or a place in a file. Otherwise it is the flag.
     """
     names = {}
     for variable, option in OPTIONS.items():
@@ -239,7 +239,7 @@ def option_names(line: Line, settings: RolloutSettings | None) -> dict[str, str]
 
 
 def shown_secrets(line: Line) -> list[tuple[str, str]]:
-    """Return the flags of each secret on a command line: its own, and the flag of the file that can have it instead."""
+    """Return two flags for each secret on a command line: its own, and the one of the file that may hold it instead."""
     return [
         (option.flag, OPTIONS[f"{option.variable}_FILE"].flag)
         for option in OPTIONS.values()
@@ -267,7 +267,7 @@ def _is_secret(option: Option) -> bool:
 
 
 def unknown_variables() -> Iterator[tuple[str, str]]:
-    """Yield each unknown variable of the environment and of .env that has our prefix, with the most similar known name.
+    """Yield each unknown variable with our prefix in the environment and .env, with the most similar known name.
 
     The name is empty if none is similar. A variable with a misspelt prefix is yielded only if a known name is very
     similar, because variables of other projects begin with OSMOSIS_, too.
@@ -294,7 +294,7 @@ def _nearest(name: str) -> str:
 
 
 def problems(error: ValidationError, line: Line | None = None, in_file: Mapping[str, str] | None = None) -> str:
-    """Return the problems, each with the flag if the value came from the command line, else with the variable."""
+    """Return the problems as one text. Each names the source of the value: its flag, place in a file, or variable."""
     part = _PARTS.get(error.title, "")
     in_file = in_file or (line.in_file if line is not None else {})
     rows = []
@@ -321,7 +321,7 @@ _KINDS = {
     "bool_parsing": "true or false",
     "bool_type": "true or false",
 }
-"""Pydantic's error type to the expected kind of value."""
+"""The expected kind of value, by pydantic's type of error."""
 
 
 def _plain(row: Any) -> str:

@@ -12,8 +12,8 @@ from osmosis_grpc.settings.option import Option
 
 WIDEST = 80
 _ORDER = (
-    "An option wins over its environment variable, a variable over the file .env of this folder, that over the file of "
-    "--config, and that over the default. In a variable a list is separated by blanks, tokens by line ends, and a "
+    "The first of these wins: the option, its environment variable, the file .env of this folder, the file of "
+    "--config, the default. In a variable, separate the items of a list by blanks and tokens by line breaks; a "
     "switch is true or false. --help-all shows every option and its variable."
 )
 
@@ -24,9 +24,9 @@ def add_command(app: typer.Typer, name: str, usage: str, run: Callable[[Line], N
     Args:
         app: The application.
         name: The name of the command.
-        usage: Its arguments, for the first line of --help.
-        run: Its docstring is the description in --help.
-        of: The command whose options it has, serve or gateway. By default, the one with this name.
+        usage: The arguments to show in the first line of --help.
+        run: Runs the command. Its docstring is the description in --help.
+        of: The name under which the options are declared, serve or gateway; by default `name`.
     """
     options = options_of(of or name)
 

@@ -1,4 +1,4 @@
-"""The checks of options whose values have a form: each returns its text unchanged, or raises ValueError."""
+"""Checks for options whose values have a certain form: each returns the text unchanged, or raises ValueError."""
 
 import re
 import shlex
@@ -8,7 +8,7 @@ from osmosis_grpc.settings.compound_values import commands_of, sampling_paramete
 
 
 def like(pattern: str, form: str) -> Callable[[str], str]:
-    """Return a check that a whole value matches a pattern. `form` describes the pattern."""
+    """Return a check that a whole value matches a pattern. `form` describes the pattern in errors."""
 
     def check(text: str) -> str:
         if not re.fullmatch(pattern, text, re.DOTALL):

@@ -11,17 +11,17 @@ from osmosis_grpc.compat.agentic.coding_agent import CodingAgent
 from osmosis_grpc.protocol.errors import InvalidArgument
 
 GROUP = "osmosis_grpc.agents"
-"""The group of entry points of other packages: the name is the agent type, the value is the class."""
+"""The group of entry points with which packages add agent types. An entry's name is the type, its value the class."""
 
 C = TypeVar("C", bound=type)
 _BUILT_IN: dict[str, type[BaseAgent]] = {"react": ReActAgent, "tool": ToolAgent, "coding": CodingAgent}
 _registered: dict[str, type] = {}
 react, tool, coding = (agent_runnable(cls()) for cls in _BUILT_IN.values())
-"""The agents that `serve` hosts."""
+"""The built-in agents as Runnables, for `serve -m`."""
 
 
 def register_agent(name: str) -> Callable[[C], C]:
-    """Return a class decorator that registers an agent type. Raises ValueError for a name that is registered."""
+    """Return a class decorator that registers an agent type. Raises ValueError if the name is already registered."""
     if not name.strip():
         raise ValueError(f"name: {name!r} is not the name of an agent type")
 
@@ -36,7 +36,7 @@ def register_agent(name: str) -> Callable[[C], C]:
 
 
 def get_agent_class(name: str) -> type:
-    """Return the class of an agent type. Raises InvalidArgument, which lists the agent types."""
+    """Return the class of an agent type. Raises InvalidArgument with a list of the types if there is none."""
     known = {**_BUILT_IN, **_registered}
     if name in known:
         return known[name]
@@ -52,15 +52,15 @@ def list_agents() -> list[str]:
 
 
 def clear_registry() -> None:
-    """Forget the agent types that code has registered. Those of this package and of installed packages stay."""
+    """Remove the types of register_agent(). The types of this package and of installed packages stay."""
     _registered.clear()
 
 
 def make_agent(name: str, of_the_config: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
     """Make an agent of a type.
 
-    `of_the_config` are arguments from fields of the configuration, and `options` are those of its agent_options. Raises
-    InvalidArgument for an unknown type, for an option that the agent does not have, and for one that is a field.
+    `of_the_config` has the arguments from fields of the configuration, and `options` those from its agent_options.
+    Raises InvalidArgument for an unknown type, an option that the agent lacks, or an option that is also a field.
     """
     cls = get_agent_class(name)
     if not issubclass(cls, BaseAgent):

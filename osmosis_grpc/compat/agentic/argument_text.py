@@ -1,4 +1,4 @@
-"""Reads the call of a tool as text: name(key=value, ...)."""
+"""Reads a tool call that is written as text: name(key=value, ...)."""
 
 import ast
 import json
@@ -12,11 +12,11 @@ _PAIRS = {"(": ")", "[": "]", "{": "}"}
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "0": "\0", "\n": ""}
 _WORDS = {"true": True, "false": False, "null": None, "True": True, "False": False, "None": None}
 LONGEST_LITERAL = 100_000
-"""A value with more characters, that is not a text in quotes, stays a text."""
+"""An unquoted value with more characters is not parsed: it stays a text."""
 
 
 class CallTextError(ValueError):
-    """A text is not the call of a tool. The text of the error says what is wrong."""
+    """The text is not a tool call. The message says what is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +26,12 @@ class CallText:
     name: str
     arguments: dict[str, Any] = field(default_factory=dict)
     positional: tuple[Any, ...] = ()
-    """The values without a name."""
+    """The values that are written without a key."""
 
     def named(self, parameters: list[str]) -> dict[str, Any]:
-        """Return the arguments by name. Values without a name get the names of the tool's parameters, in their order.
+        """Return the arguments by name. Positional values get the names of the parameters that are left, in order.
 
-        A value beyond the parameters gets the name arg_N, which the tool then refuses by name.
+        Surplus values are named arg_N, so that the tool's error can name them.
         """
         free = [name for name in parameters if name not in self.arguments]
         names = free + [f"arg_{number}" for number in range(len(free), len(self.positional))]
@@ -41,8 +41,8 @@ class CallText:
 def read_call(text: str, start: int = 0) -> tuple[CallText, int]:
     """Read the call that begins at `start`. Return it and the index after it. Raises CallTextError.
 
-    Texts are in single, double or triple quotes, with the escapes of JSON and Python. Another value is read as JSON or
-    as a Python literal; otherwise it is a text. One JSON object without a name has the arguments.
+    Quotes are single, double or triple, with the escapes of JSON and Python. An unquoted value is read as JSON or as a
+    Python literal, or else stays a text. If the only value is an object without a key, it holds the arguments.
     """
     found = NAME.match(text, start)
     if not found:
@@ -121,7 +121,7 @@ def _after_quotes(text: str, at: int, name: str) -> int:
 
 
 def _unquoted(text: str) -> str:
-    """Return the text within quotes. Line breaks stay, and so does the backslash of an escape that is none."""
+    """Return the text within quotes. Line breaks and unknown escapes stay as they are."""
     if text[0] == '"' and not text.startswith('"""'):
         try:
             read: str = json.loads(text, strict=False)

@@ -1,4 +1,4 @@
-"""The base class of agents, with the method names of the Agentic Rollout Library, and how the engine hosts them."""
+"""The base class of agents, with the method names of the Agentic Rollout Library, and the Runnable that hosts one."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -36,19 +36,19 @@ from osmosis_grpc.protocol.types.json_values import loggable
 from osmosis_grpc.tools.sandbox import LocalSandbox
 
 REPLIES = (StepType.THOUGHT, StepType.ACTION, StepType.FINAL_ANSWER)
-"""The kinds of steps that a reply makes."""
+"""The step types that come from replies of the model. Only these count towards max_steps."""
 
 
 class BaseAgent(ABC):
-    """An agent. One instance runs any number of rollouts at once, so it keeps nothing of a rollout in itself.
+    """An agent. One instance serves any number of rollouts at once, so it stores no state of a rollout.
 
-    A subclass writes run_trajectory(). With AgenticRollout or agent_runnable(), its rollouts run on the engine.
+    A subclass implements run_trajectory(). AgenticRollout and agent_runnable() run its rollouts on the engine.
     """
 
     reply_format: ClassVar[ReplyFormat] = FORMATS["react"]
-    """How the agent reads replies, and whether it offers its tools beside the messages."""
+    """How replies are parsed, and whether chat requests carry the schemas of the tools."""
     replayable: bool = False
-    """Whether the agent asks the same chats when it runs again with the same replies, see RolloutAgentLoop."""
+    """Whether a second run with the same replies sends the same chats. See RolloutAgentLoop."""
 
     def __init__(
         self,
@@ -66,30 +66,30 @@ class BaseAgent(ABC):
         self._tools_config = tools_config
         self.toolbox = Toolbox(tools_config)
         self.own_tools: dict[str, Any] = {}
-        """The tools of set_tools()."""
+        """The tools that set_tools() got, by name. NamedTools are in `toolbox` instead."""
         self.make_sandbox: MakeSandbox = LocalSandbox
-        """Makes the sandbox of a rollout, if a tool of the configuration needs one."""
+        """Makes the sandbox of a rollout. Called only if a configured tool needs one."""
         self.interactions: dict[str, Any] = {}
         self.on_trajectory: Callable[[Trajectory], Awaitable[None]] | None = None
-        """Called with each trajectory that run_trajectory() of an agent of this package makes."""
+        """Called with each trajectory before the run_trajectory() of a BuiltInAgent returns it."""
 
     def as_runnable(self) -> Runnable:
-        """Return the agent as `serve` and `validate` host it. See agent_runnable()."""
+        """Return the Runnable that `serve` and `validate` host. See agent_runnable()."""
         return agent_runnable(self)
 
     def set_tools(self, tools: Mapping[str, Any] | Iterable[Any]) -> None:
-        """Set tools: by name, or a list. They join those of tools_config. See as_tools(). Raises InvalidArgument."""
+        """Set tools in addition to tools_config: a dict by name, or a list, see as_tools(). Raises InvalidArgument."""
         named, others = named_tools(tools)
         self.own_tools = as_tools(others)
         self.toolbox = Toolbox(self._tools_config, named)
 
     @property
     def tools(self) -> dict[str, Any]:
-        """All tools by name. Within a rollout, those that work in its sandbox."""
+        """All tools by name. Within a rollout, these are the rollout's own, which work in its sandbox."""
         return {**self.toolbox.tools, **self.own_tools, **(opened_tools.get() or {})}
 
     def set_interactions(self, interactions: Mapping[str, Any]) -> None:
-        """Set the interactions by name. Each is asked about a final answer, see episode.py."""
+        """Set the interactions by name. They react to a final answer, see episode.py."""
         for name, interaction in interactions.items():
             if not callable(getattr(interaction, "respond", None)):
                 raise InvalidArgument(f"interactions.{name}", "has no method respond(messages, answer)")
@@ -102,20 +102,20 @@ class BaseAgent(ABC):
         """Run one rollout and return its trajectory."""
 
     def should_continue(self, trajectory: Trajectory) -> bool:
-        """Return whether the agent asks the model again: it has no final answer, and replies are left."""
+        """Return whether to ask the model again: there is no final answer, and max_steps is not reached."""
         if trajectory.is_completed or (trajectory.steps and trajectory.steps[-1].step_type is StepType.FINAL_ANSWER):
             return False
         return sum(step.step_type in REPLIES for step in trajectory.steps) < self.max_steps
 
     def create_system_prompt(self) -> str:
-        """Return the system prompt, with the tools if the model does not get them in another way."""
+        """Return the system prompt. It describes the tools unless chat requests carry their schemas."""
         return self.reply_format.system_prompt(self.tool_schemas())
 
     def parse_llm_output(self, output: Any, expected_type: StepType | None = None) -> TrajectoryStep:
-        """Return a reply as one step: its first action, else its final answer, else a thought.
+        """Turn a reply into one step: its first action, otherwise its final answer, otherwise a thought.
 
-        `output` is a text or an assistant message. The content of an action and of a thought is the whole reply, so
-        that format_messages_for_llm() repeats it. `expected_type` is the type of a reply without labels.
+        `output` is a text or an assistant message. The content of an action or a thought is the whole reply, because
+        format_messages_for_llm() sends it again. `expected_type` replaces the type of a thought.
         """
         message = output if isinstance(output, Mapping) else {"role": "assistant", "content": str(output)}
         text = message.get("content")
@@ -140,9 +140,9 @@ class BaseAgent(ABC):
     async def execute_tool_call(
         self, tool_name: str, tool_args: Mapping[str, Any] | None, trajectory: Trajectory | None = None
     ) -> TrajectoryStep:
-        """Run a tool and return the step with its result. An unknown tool and an error are results, too.
+        """Run a tool, and return its result as a step. If the tool is unknown or fails, the result is the error.
 
-        Within a rollout of the engine, the call and its result are events.
+        Within a rollout of the engine, the call and its result are recorded as events.
         """
         steps = trajectory.steps if trajectory else ()
         call_id = next((s.call_id for s in reversed(steps) if s.step_type is StepType.ACTION and s.call_id), None)
@@ -156,7 +156,7 @@ class BaseAgent(ABC):
         return made.steps[0]
 
     def format_messages_for_llm(self, trajectory: Trajectory) -> list[dict[str, Any]]:
-        """Return the system prompt and the steps as messages. Steps of one role in a row become one message."""
+        """Return the system prompt and the steps as messages. Consecutive steps of one role become one message."""
         prompt = self.create_system_prompt()
         messages: list[dict[str, Any]] = [{"role": "system", "content": prompt}] if prompt else []
         for step in trajectory.steps:
@@ -170,13 +170,13 @@ class BaseAgent(ABC):
         return messages
 
     def calculate_step_reward(self, step: TrajectoryStep, trajectory: Trajectory) -> float | None:
-        """Return the reward of a step; None, the default, for no reward. Called once for each step."""
+        """Return the reward of a step, or None for no reward. Called once for each step. The default is None."""
         return None
 
     def finalize_trajectory(self, trajectory: Trajectory) -> None:
-        """Set what is not set yet: why the trajectory ended, whether it is complete, and its final reward.
+        """Set is_completed. Also set the stop reason and the final reward if they are missing.
 
-        The final reward is the sum of the rewards of the steps, if a step has one.
+        The final reward is the sum of the rewards of the steps. It stays None if no step has one.
         """
         if trajectory.stop_reason is None:
             answered = any(step.step_type is StepType.FINAL_ANSWER for step in trajectory.steps)
@@ -195,7 +195,7 @@ def _joined(parts: Sequence[Part]) -> str:
 
 
 class AgentRunnable:
-    """A Runnable of one BaseAgent. If its author wrote run_trajectory(), it gets an LLM function of the context."""
+    """The Runnable of one BaseAgent. Calls the agent's run(context), or else its run_trajectory()."""
 
     lists_tools_without_request = True
 
@@ -205,12 +205,12 @@ class AgentRunnable:
         self.replayable = agent.replayable
 
     def tools(self, request: RolloutRequest) -> Sequence[Any]:
-        """Return the tools that travel beside the messages. Raises InvalidArgument for a grader's time limit."""
+        """Return the tool schemas for chat requests. Raises InvalidArgument if the request sets a grader's timeout."""
         refuse_grader_timeout(self.name, request)
         return self.get_tools(request)
 
     def get_tools(self, request: RolloutRequest) -> list[Any]:
-        """Return the tools that travel beside the messages. The checks of `validate` call it, too."""
+        """Return the tool schemas for chat requests. `validate` calls this, too."""
         return list(self.agent.tool_schemas()) if self.agent.reply_format.offers_tools else []
 
     def accepted(self, request: RolloutRequest, owner: str) -> None:
@@ -240,7 +240,7 @@ class AgentRunnable:
             stateful = await open_stateful({**opened, **agent.own_tools}, context.rollout_id, stack)
             opened_tools.set(
                 {**opened, **(stateful.tools if stateful else {})}
-            )  # the runner's task is of this rollout alone
+            )  # this task runs only this rollout, so no other one sees the variable
             made = await agent.run_trajectory(prompt=prompt, llm_generate_func=ask, request_id=context.rollout_id)
         if not isinstance(made, Trajectory):
             raise TypeError(f"run_trajectory of {type(agent).__name__} returned a {type(made).__name__}")
@@ -256,9 +256,9 @@ class AgentRunnable:
 
 
 def agent_runnable(agent: Any, name: str = "") -> AgentRunnable:
-    """Return the Runnable of a BaseAgent, for `serve -m MODULE:ATTRIBUTE`. Its name is `name`, or that of the class.
+    """Return the Runnable of a BaseAgent, for `serve -m MODULE:ATTRIBUTE`.
 
-    Raises InvalidArgument for what is not an agent.
+    `name` is by default the agent_type or the name of the class. Raises InvalidArgument if `agent` is no agent.
     """
     if isinstance(agent, type) or not hasattr(agent, "run_trajectory"):
         what = f"a class; pass an agent, such as {agent.__name__}()" if isinstance(agent, type) else "not a BaseAgent"

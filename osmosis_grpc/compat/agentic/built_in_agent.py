@@ -1,4 +1,4 @@
-"""The base class of the agents of this package: one loop over the rollout's context, for every reply format."""
+"""The ReAct agent, the tool agent, and the base class with their loop, which works for every reply format."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ from osmosis_grpc.tools.sandbox import Sandbox
 log = logging.getLogger(__name__)
 
 GO_ON = "The reply has no action and no final answer. Give one of them."
-"""What the model gets after a reply without an action and without an answer."""
+"""The message to the model after a reply with neither an action nor an answer."""
 
 
 class BuiltInAgent(BaseAgent):
@@ -51,9 +51,9 @@ class BuiltInAgent(BaseAgent):
         self.max_parallel_calls = max_parallel_calls
         """At most this many calls of one reply run at once."""
         self.max_parse_errors = max_parse_errors
-        """The rollout ends after so many replies in a row without an action and without an answer that can be read."""
+        """The rollout ends after this many replies in a row with no readable action and no answer."""
         self.system_prompt = system_prompt
-        """Stands before the prompt of the reply format."""
+        """Is put before the prompt of the reply format."""
 
     async def run_trajectory(
         self, prompt: Any, llm_generate_func: LLMFunction, request_id: str = "", **kwargs: Any
@@ -61,8 +61,8 @@ class BuiltInAgent(BaseAgent):
         """Run one rollout on an engine in this process, and return its trajectory.
 
         `prompt` is a text, {"content": ...}, {"prompt": ...}, {"messages": [...]} or a list of messages. `kwargs` are
-        further fields of RolloutRequest, such as `label`. Others are ignored, as in the library. Raises InvalidArgument
-        for a wrong prompt or field.
+        further fields of RolloutRequest, such as `label`; other names are ignored, as in the library. Raises
+        InvalidArgument for a wrong prompt or field.
         """
         known = {name: value for name, value in kwargs.items() if name in request_fields()}
         for name in kwargs.keys() - known.keys():
@@ -74,11 +74,11 @@ class BuiltInAgent(BaseAgent):
         return trajectory
 
     def create_system_prompt(self) -> str:
-        """Return the agent's own prompt and then the prompt of the reply format."""
+        """Return the agent's own prompt, followed by the prompt of the reply format."""
         return "\n\n".join(text for text in (self.system_prompt, super().create_system_prompt()) if text)
 
     def episode(self, context: RolloutContext, sandbox: Sandbox | None) -> Episode:
-        """Return what notes one rollout. `sandbox` is None if no tool of the agent needs one."""
+        """Return the hooks for one rollout. `sandbox` is None if no tool of the agent needs one."""
         return Episode()
 
     async def run(self, context: RolloutContext) -> RunOutcome:
@@ -173,15 +173,15 @@ class BuiltInAgent(BaseAgent):
 
 
 def _openai_call(call: Call | Unreadable) -> dict[str, Any]:
-    arguments: Any = call.arguments if isinstance(call, Call) else "{"  # what cannot be read is reported by the runner
+    arguments: Any = call.arguments if isinstance(call, Call) else "{"  # not JSON, so run_calls() reports an error
     return {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
 
 
 class ReActAgent(BuiltInAgent):
-    """Works with any model that writes text. Several actions of a reply run at once, at most `max_parallel_calls`.
+    """An agent for any model that writes text. Runs up to `max_parallel_calls` actions of a reply at once.
 
-    The rollout ends after `max_parse_errors` replies in a row without an action and without an answer. `system_prompt`
-    stands before the prompt that describes the tools. ToolAgent has the same arguments.
+    A rollout ends after `max_parse_errors` replies in a row with no readable action and no answer. `system_prompt` is
+    put before the prompt that describes the tools. ToolAgent takes the same arguments.
     """
 
     agent_type = "react"
@@ -189,11 +189,11 @@ class ReActAgent(BuiltInAgent):
 
 
 ReactAgent = ReActAgent
-"""The library has both names."""
+"""The library's other name for ReActAgent."""
 
 
 class ToolAgent(BuiltInAgent):
-    """Needs a model that calls tools. It ends with the first reply that calls none."""
+    """An agent for models with native tool calls. A reply of text without a call is the final answer."""
 
     agent_type = "tool"
     reply_format = FORMATS["native"]

@@ -26,13 +26,13 @@ PHASE = "phase"
 """The event of a new phase: explore, edit or test."""
 MOST_FILES = 5_000
 MOST_BYTES = 64 * 1024 * 1024
-"""The largest repository."""
+"""A repository has at most MOST_FILES files and this many bytes."""
 TEST_SECONDS = 300.0
 DEPTH = 32
-"""The patch has files down to this many levels of folders."""
+"""The patch covers this many levels of folders."""
 _MODULE = re.compile(r"(?:^|\s)-m\s+([\w.]+)")
 LEFT_OUT = frozenset({".git", "__pycache__", ".pytest_cache", "node_modules", ".venv"})
-"""Folders that are not copied, and not in the patch."""
+"""Names of files and folders that are neither copied nor in the patch."""
 _PHASES = {"file_editor": "edit", "search": "explore", "bash_executor": "test", "python_executor": "test"}
 PROMPT = """\
 You work on a repository in the current folder. First explore it: view and search its files. Then edit the files, and
@@ -41,10 +41,10 @@ TOOLS: Mapping[str, Mapping[str, Any]] = {"bash_executor": {}, "file_editor": {}
 
 
 class CodingEpisode(Episode):
-    """Puts the files into the sandbox, notes the phases, and runs the tests at the end.
+    """Copies the files into the sandbox, logs the phases, and runs the tests at the end.
 
-    `repository` is a folder of the server. The request's metadata can have `files`, path to text, and `test_command`,
-    which replaces the agent's.
+    `repository` is a folder on the server. The request's metadata can add `files`, a dict of paths to texts, and can
+    replace the agent's command with `test_command`.
     """
 
     def __init__(
@@ -76,15 +76,15 @@ class CodingEpisode(Episode):
         await self._snapshots.begin()
 
     async def asking(self, number: int) -> None:
-        """Save the sandbox."""
+        """Save a snapshot of the sandbox."""
         await self._snapshots.asking(number)
 
     async def act(self, number: int, reply: Message, calls: Sequence[Any], run: RunCalls) -> list[ToolResult]:
-        """Run the calls, unless the rollout runs again and their results are saved."""
+        """Run the calls, or return their saved results if this rollout runs again."""
         return await self._snapshots.act(number, reply, calls, run)
 
     def acted(self, calls: Sequence[Call | Unreadable], results: Sequence[ToolResult]) -> None:
-        """Note the phase of each call, and the files that it changed."""
+        """Record the phase of each call, and the files that it edits."""
         for call, result in zip(calls, results, strict=True):
             arguments = call.arguments if isinstance(call, Call) else {}
             phase = "explore" if arguments.get("command") == "view" else _PHASES.get(call.name)
@@ -95,7 +95,7 @@ class CodingEpisode(Episode):
                 self._touched[str(arguments.get("path"))] = None
 
     async def end(self) -> Report:
-        """Run the tests, and return the patch, the phases, the files, and the reward of the tests."""
+        """Make the patch, run the tests, and report both with the phases, the edited files and the reward."""
         await self._snapshots.catch_up()
         report: dict[str, Any] = {"phases": self._phases, "files_touched": list(self._touched)}
         report["patch"], left_out = await self._patch()
@@ -142,7 +142,7 @@ class CodingEpisode(Episode):
 
 
 def patch_of(before: Mapping[str, bytes], after: Mapping[str, bytes]) -> str:
-    """Return the unified diff between two folders, path to content. Binary files are left out."""
+    """Return the unified diff of two folders, each a dict of paths to contents. Binary files are left out."""
     lines: list[str] = []
     for path in sorted({*before, *after}):
         if before.get(path) == after.get(path) or b"\0" in before.get(path, b"") + after.get(path, b""):
@@ -161,7 +161,7 @@ def not_run(command: str, ended: RunResult) -> str:
     last = ended.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
     module = _MODULE.search(command)
     missing = module is not None and last.endswith(f": No module named {module[1]}")
-    if missing or ended.exit_code in (126, 127):  # what a shell returns if it cannot run a command
+    if missing or ended.exit_code in (126, 127):  # the exit codes of a shell that cannot run a command
         return f"{command!r} did not run in the sandbox, exit code {ended.exit_code}: {last}"
     return ""
 
@@ -194,10 +194,10 @@ def read_folder(folder: Path) -> dict[str, bytes]:
 
 
 class CodingAgent(BuiltInAgent):
-    """Needs a model that calls tools. Each rollout has a sandbox of its own, with the files of a repository.
+    """An agent for models with native tool calls. Each rollout works on a copy of a repository in its own sandbox.
 
-    `repository` is a folder, which stays as it is. `test_command` runs at the end of a rollout: the reward is 1.0 if it
-    succeeds, otherwise 0.0. With `snapshots` the sandbox is saved at each turn, so that a rollout can be forked.
+    `repository` is a folder, which is not changed. `test_command` runs at the end of a rollout: the reward is 1.0 if it
+    succeeds, otherwise 0.0. With `snapshots`, the sandbox is saved at each turn, so that a rollout can be forked.
     `system_prompt` replaces the agent's own prompt.
     """
 
@@ -229,12 +229,12 @@ class CodingAgent(BuiltInAgent):
         self.repository = None if repository is None else Path(repository)
         """The folder whose files each rollout gets."""
         self.test_command = test_command
-        """Runs at the end of a rollout. The reward is 1.0 if it succeeds, otherwise 0.0. Without one, no reward."""
+        """Runs at the end of a rollout. The reward is 1.0 if it succeeds, otherwise 0.0. Empty means no reward."""
         self.replayable = snapshots
         """Whether the sandbox is saved at each turn, so that a rollout can be forked and continues after a crash."""
 
     def episode(self, context: RolloutContext, sandbox: Sandbox | None) -> Episode:
-        """Return the episode with the repository and the tests."""
+        """Return the hooks that copy the repository, save snapshots and run the tests."""
         assert sandbox is not None
         snapshots = Snapshots(context, sandbox, self.replayable)
         return CodingEpisode(context, sandbox, self.repository, self.test_command, snapshots)

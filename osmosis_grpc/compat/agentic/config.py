@@ -1,6 +1,6 @@
 """The configuration of AgenticRollout, from Python, JSON, YAML or a dict, and the variables of the environment.
 
-A value of the request takes precedence over a value of the caller, and this one over the variable.
+A value in the request wins over an argument of the caller, and an argument wins over a variable.
 """
 
 import json
@@ -27,18 +27,18 @@ _Text = Annotated[str, Field(pattern=r"\S")]
 
 @dataclass(frozen=True, slots=True)
 class Provider:
-    """The names of a provider's variables, and the URL without any."""
+    """The environment variables with a provider's key and URL, and the URL if the variable is not set."""
 
     key_variable: str
     url_variable: str
     usual_url: str
 
     def key(self, given: str | None) -> str | None:
-        """Return the given key, otherwise the key of the environment; None if both are missing or empty."""
+        """Return the given key, otherwise the one in the environment; None if both are missing or empty."""
         return given or os.environ.get(self.key_variable) or None
 
     def url(self, given: str | None) -> str:
-        """Return the given base URL, otherwise the URL of the environment, otherwise the usual one."""
+        """Return the given base URL, otherwise the one in the environment, otherwise the usual one."""
         return given or os.environ.get(self.url_variable) or self.usual_url
 
 
@@ -60,7 +60,7 @@ def save_trajectories(given: bool | None = None) -> bool:
 
 
 def log_level() -> int | None:
-    """Return the number of AGENTIC_LOG_LEVEL; None without the variable. Raises ValueError for another text."""
+    """Return AGENTIC_LOG_LEVEL as a number; None if it is not set. Raises ValueError for an unknown level."""
     text = os.environ.get(LOG_LEVEL, "")
     if text.strip().upper() not in ("", *LEVELS):
         raise ValueError(f"{LOG_LEVEL}: {text!r:.40} is none of {', '.join(LEVELS)}")
@@ -68,7 +68,7 @@ def log_level() -> int | None:
 
 
 def without_keys(text: str) -> str:
-    """Return a text without the keys of the environment."""
+    """Replace the API keys of the environment in a text."""
     for provider in (OPENAI, ANTHROPIC):
         key = provider.key(None)
         text = text.replace(key, "[key]") if key else text
@@ -76,7 +76,7 @@ def without_keys(text: str) -> str:
 
 
 class AgenticRolloutConfig(BaseModel):
-    """How rollouts are made. Raises InvalidArgument, which names the field."""
+    """The configuration of an AgenticRollout. Raises InvalidArgument, which names the field."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
@@ -88,19 +88,19 @@ class AgenticRolloutConfig(BaseModel):
     """The most tokens of one reply."""
     temperature: Temperature = 0.7
     tools_config: dict[str, dict[str, Any]] | None = None
-    """Tools by name with their options, see list_tools(). None means no tools, or the agent's own tools."""
+    """The options of each tool by its name, see list_tools(). None means the agent type's own tools, if it has any."""
     interactions_config: dict[str, dict[str, Any]] | None = None
-    """Interactions by name with their options, such as check_answer. They react to a final answer."""
+    """The options of each interaction by its name, such as check_answer. Interactions react to a final answer."""
     batch_size: Count = 1
     """How many trajectories batches() yields at once."""
     concurrent_requests: Count = 4
     """The most rollouts that run at once."""
     include_trajectory_in_output: bool = True
-    """Whether an output of generate_sequences() has the trajectory."""
+    """Whether each output of generate_sequences() includes the trajectory."""
     save_trajectories: bool | None = None
-    """Whether each trajectory is appended to a file. None means the variable AGENTIC_SAVE_TRAJECTORIES, or no."""
+    """Whether each trajectory is appended to a file. None means the variable AGENTIC_SAVE_TRAJECTORIES, or else no."""
     trajectory_save_path: _Text | None = None
-    """The file, if the name ends in .jsonl, or the folder of trajectories.jsonl. None means ./trajectories."""
+    """A file whose name ends in .jsonl, or a folder for trajectories.jsonl. None means the folder ./trajectories."""
     agent_options: dict[str, Any] = Field(default_factory=dict)
     """Further options of the agent type, such as max_parallel_calls."""
 
@@ -112,18 +112,18 @@ class AgenticRolloutConfig(BaseModel):
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "AgenticRolloutConfig":
-        """Make a configuration of a dict. Raises InvalidArgument for an unknown field."""
+        """Make a configuration from a dict. Raises InvalidArgument for an unknown field."""
         if not isinstance(values, Mapping):
             raise InvalidArgument("config", f"is a {type(values).__name__}, not an object")
         return cls(**{str(name): value for name, value in values.items()})
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the configuration as a dict. from_dict() makes an equal configuration of it."""
+        """Return the configuration as a dict, from which from_dict() makes an equal configuration."""
         return self.model_dump()
 
     @classmethod
     def from_json(cls, text: str) -> "AgenticRolloutConfig":
-        """Make a configuration of a JSON object. Raises InvalidArgument."""
+        """Make a configuration from a JSON object. Raises InvalidArgument."""
         try:
             return cls.from_dict(json.loads(text))
         except ValueError as error:
@@ -135,7 +135,7 @@ class AgenticRolloutConfig(BaseModel):
 
     @classmethod
     def from_yaml(cls, text: str) -> "AgenticRolloutConfig":
-        """Make a configuration of YAML. Raises InvalidArgument, and MissingExtraError without the extra `agentic`."""
+        """Make a configuration from YAML. Raises InvalidArgument, and MissingExtraError without the extra `agentic`."""
         yaml = _yaml()
         try:
             return cls.from_dict(yaml.safe_load(text))
@@ -149,7 +149,7 @@ class AgenticRolloutConfig(BaseModel):
 
 
 def check(field: str, kind: Any, value: Any) -> None:
-    """Raise InvalidArgument, which names the field, for a value that is not of a kind, such as Count."""
+    """Check that a value has a type, such as Count. Raises InvalidArgument, which names the field."""
     try:
         TypeAdapter(kind).validate_python(value, strict=True)
     except ValidationError as error:
@@ -165,7 +165,7 @@ def _refuse(error: ValidationError) -> NoReturn:
 
 
 def no_field(name: str, known: Iterable[str]) -> str:
-    """Return the text about a name that is not a field."""
+    """Return the error text for an unknown field. It suggests the closest field, or lists all."""
     fields = list(known)
     close = get_close_matches(name, fields, 1)
     return f"is not a field; {f'did you mean {close[0]}?' if close else 'the fields are ' + ', '.join(fields)}"

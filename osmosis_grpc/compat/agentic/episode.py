@@ -1,4 +1,4 @@
-"""One rollout of an agent: its notes, counts and rewards, and the interactions that react to its answers.
+"""One rollout of an agent: its hooks, its counts and rewards, and the interactions that react to its answers.
 
 An interaction reacts to a final answer as a user would: it ends the rollout, or sends the agent back to work.
 """
@@ -28,13 +28,13 @@ class Report:
     """What an agent reports at the end of a rollout."""
 
     reward: float | None = None
-    """A reward, which is added to those of steps and interactions; None for no reward."""
+    """Is added to the rewards of steps and interactions. None adds nothing."""
     extra_fields: dict[str, Any] = field(default_factory=dict)
-    """More data for the outcome."""
+    """Are added to the extra_fields of the outcome."""
 
 
 class Episode:
-    """One rollout of an agent. This class notes nothing."""
+    """Hooks that a BuiltInAgent calls during one rollout. Those of this class add nothing."""
 
     async def begin(self) -> None:
         """Prepare the rollout. Called before its first chat."""
@@ -43,7 +43,7 @@ class Episode:
         """Prepare for a chat. Called before each chat with its number."""
 
     async def act(self, number: int, reply: Message, calls: Sequence[Any], run: RunCalls) -> list[ToolResult]:
-        """Return the results of the calls of a reply. `run` runs them, and `calls` are in OpenAI's format."""
+        """Return the results of a reply's calls, which are in OpenAI's format. `run()` runs them."""
         return await run()
 
     def acted(self, calls: Sequence[Call | Unreadable], results: Sequence[ToolResult]) -> None:
@@ -55,15 +55,15 @@ class Episode:
 
 
 class Progress:
-    """The steps of one rollout so far, for the methods of the agent that need them, and the rewards."""
+    """The steps and rewards of one rollout so far. calculate_step_reward() gets the steps."""
 
     def __init__(self, agent: "BaseAgent", context: RolloutContext, parameters: Mapping[str, list[str]]) -> None:
         self._agent, self._context = agent, context
         self.parameters = dict(parameters)
         self.sampled = 0
-        """The sampled tokens so far, as far as the model counted them."""
+        """The number of tokens sampled so far, from the usage of each reply or else from its token ids."""
         self.reward: float | None = None
-        """The sum of the rewards of steps and interactions; None without any."""
+        """The sum of the rewards so far; None without any."""
         self._trajectory = Trajectory(request_id=context.rollout_id)
         self._builder = StepBuilder(self._trajectory)
         self._builder.begin(agent.reply_format.name, self.parameters, getattr(agent, "finish_tools", ()))
@@ -71,7 +71,7 @@ class Progress:
         self._chat = 0
 
     def answered(self, reply: CompletionsResult, messages: Sequence[Message]) -> None:
-        """Take a reply to `messages`."""
+        """Add the new messages and the reply to them."""
         usage = reply.usage.get("completion_tokens")
         self.sampled += usage if isinstance(usage, int) else len(reply.token_ids)
         self._chat = reply.chat_number
@@ -82,7 +82,7 @@ class Progress:
         self._score(before)
 
     def returned(self, calls: Sequence[Call | Unreadable], results: Sequence[ToolResult]) -> None:
-        """Take the results of a reply's calls."""
+        """Add the results of a reply's calls."""
         before = len(self._trajectory.steps)
         for call, result in zip(calls, results, strict=True):
             self._builder.returned(call.call_id, call.name, result.message["content"], result.error)
@@ -101,12 +101,12 @@ class Progress:
                 self._context.set_reward(sum(of_chat), chat=self._chat)
 
     def add(self, score: float | None) -> None:
-        """Add to the reward; None adds nothing."""
+        """Add a score to the reward. None adds nothing."""
         if score is not None:
             self.reward = (self.reward or 0.0) + reward_of(score)
 
     async def interact(self, messages: Sequence[Message], answer: str) -> Message | None:
-        """Ask the interactions about a final answer. Return the message with which the rollout goes on; None to end."""
+        """Let the interactions react to a final answer. Return a message to continue with; None ends the rollout."""
         for interaction in self._agent.interactions.values():
             reaction: Any = await interaction.respond([dict(message) for message in messages], answer)
             self.add(reaction.reward)
@@ -120,16 +120,16 @@ class Reaction:
     """The reaction to an answer."""
 
     message: str | None = None
-    """What the agent gets as a user message, and goes on with; None if nothing is left to do."""
+    """The user message with which the agent continues; None if nothing is left to do."""
     reward: float | None = None
-    """A reward, which is added to the rollout's reward; None for no reward."""
+    """Is added to the rollout's reward. None adds nothing."""
 
 
 class Interaction(Protocol):
     """Something that reacts to answers. One instance serves all rollouts at once."""
 
     async def respond(self, messages: Sequence[Message], answer: str) -> Reaction:
-        """Return the reaction to an answer. `messages` is the conversation, the answer included."""
+        """Return the reaction to an answer. `messages` is the conversation up to and including the answer."""
 
 
 class CheckAnswer:
@@ -139,7 +139,7 @@ class CheckAnswer:
         self._expected, self._hint, self._tries = expected.strip(), hint, tries
 
     async def respond(self, messages: Sequence[Message], answer: str) -> Reaction:
-        """Return the reward 1.0 for the expected answer, a hint, or the reward 0.0 when no try is left."""
+        """Return the reward 1.0 for the expected answer. Otherwise return a hint, or 0.0 when no try is left."""
         if answer.strip() == self._expected:
             return Reaction(reward=1.0)
         hints = sum(message.get("role") == "user" and message.get("content") == self._hint for message in messages)
@@ -152,7 +152,7 @@ _kinds: dict[str, Callable[..., Interaction]] = {"check_answer": CheckAnswer}
 def register_interaction(name: str, make: Callable[..., Interaction]) -> None:
     """Register a kind of interaction. `make` gets the options of the configuration.
 
-    Raises ValueError for a name that is registered.
+    Raises ValueError if the name is already registered.
     """
     if name in _kinds:
         raise ValueError(f"name: the interaction {name!r} is registered already")
@@ -160,7 +160,7 @@ def register_interaction(name: str, make: Callable[..., Interaction]) -> None:
 
 
 def make_interactions(config: Mapping[str, Any] | None) -> dict[str, Interaction]:
-    """Make the interactions of a configuration: name to options.
+    """Make the interactions of a configuration, which maps names to options.
 
     Raises InvalidArgument, which names the interaction.
     """

@@ -1,7 +1,7 @@
 """Writes and reads files of trajectories, and appends to a file that several processes write.
 
-A process locks the file while it appends. If it is killed while it writes, an incomplete line is left. The next writer
-removes this line, and readers skip it. Its rollout was never reported as saved.
+A process locks the file while it appends. A process that is killed meanwhile leaves an incomplete line. Readers skip
+this line, and the next writer removes it. Its rollout was never reported as saved.
 """
 
 import fcntl
@@ -22,7 +22,7 @@ _KINDS = {"system": StepType.OBSERVATION, "user": StepType.OBSERVATION, "tool": 
 
 
 class TrajectorySaveError(OSError):
-    """Trajectories cannot be saved. `trajectories` has them."""
+    """Trajectories could not be saved. They are in `trajectories`."""
 
     def __init__(self, message: str, trajectories: Sequence[Trajectory]) -> None:
         super().__init__(message)
@@ -86,7 +86,7 @@ def _after_last_line(descriptor: int) -> int:
 
 
 def read_lines(path: Path) -> Iterator[Trajectory]:
-    """Yield the trajectories of a file of JSON lines, without a last line that has no end.
+    """Yield the trajectories of a file of JSON lines. An incomplete last line is skipped.
 
     Raises InvalidArgument, which names the line, and OSError.
     """
@@ -106,11 +106,10 @@ def _trajectory(line: bytes, where: str) -> Trajectory:
 
 
 def dump_trajectories(trajectories: Iterable[Trajectory], path: str | Path, format: str = "jsonl") -> None:  # noqa: A002
-    """Write trajectories to a file, which is replaced as a whole.
+    """Write trajectories to a file. An existing file is replaced as a whole.
 
-    `jsonl` has a trajectory on each line, `json` a list of them, `messages` on each line the messages of one as
-    {"request_id": ..., "messages": [...]}, and `txt` is for people. Raises InvalidArgument for another format, and
-    OSError.
+    `jsonl` writes one trajectory on each line, and `json` one list. `messages` writes only the messages, on each line
+    {"request_id": ..., "messages": [...]}. `txt` is for people. Raises OSError, and InvalidArgument for another format.
     """
     if format not in _WRITERS:
         raise InvalidArgument("format", f"{format!r} is none of {', '.join(_WRITERS)}")
@@ -127,7 +126,7 @@ def dump_trajectories(trajectories: Iterable[Trajectory], path: str | Path, form
 
 
 def load_trajectories(path: str | Path, format: str = "jsonl") -> list[Trajectory]:  # noqa: A002
-    """Read trajectories that dump_trajectories() or AgenticRollout wrote. Of `messages`, only the messages are known.
+    """Read trajectories that dump_trajectories() or AgenticRollout wrote. `messages` gives steps from messages only.
 
     Raises InvalidArgument for `txt`, for another format and for a damaged file, and OSError.
     """

@@ -1,7 +1,7 @@
 """LLM functions: OpenAI-compatible servers, Anthropic's Messages API, and any function of the user.
 
 An LLM function is a callable `llm_generate_func(messages, **kwargs)`, async or not. It returns a text, a dict or an
-object. policy_of() makes the policy that an engine or a Trainer asks.
+object. policy_of() turns it into the policy that an engine or a Trainer asks.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ MODEL = "ANTHROPIC_MODEL"
 
 
 def policy_of(function: LLMFunction, retries: Retries | None = None) -> RetryingPolicy:
-    """Return the policy that asks an LLM function. An OpenAIFunction or AnthropicFunction keeps its own retries.
+    """Return the policy that asks an LLM function. OpenAIFunction and AnthropicFunction keep their own retries.
 
     Raises TypeError if `function` is not callable.
     """
@@ -42,7 +42,7 @@ class FunctionPolicy(ThreadedPolicy):
     """Asks a function of the user. A sync function runs on a thread, so it does not block the event loop.
 
     The function gets `tools` and the sampling parameters as keywords. A function without `**kwargs` gets only those
-    that it names. Raises InvalidArgument if there are tools, and the function does not take them.
+    that it names. Raises InvalidArgument if a chat has tools, and the function takes none.
     """
 
     def __init__(self, function: LLMFunction) -> None:
@@ -80,30 +80,30 @@ def _keywords(function: LLMFunction) -> frozenset[str] | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LLMConfig:
-    """The configuration of a model behind HTTP. A request's keyword of the same name wins over a field."""
+    """The configuration of a model behind HTTP. Keywords of a call with the same name win."""
 
     model: str
     base_url: str | None = None
-    """None for the provider's variable, and its usual URL without the variable."""
+    """None means the provider's environment variable, or its usual URL if that is not set."""
     api_key: str | None = field(default=None, repr=False)
-    """None for the provider's variable."""
+    """None means the provider's environment variable."""
     timeout: float = 600.0
     """One call may take this many seconds."""
     retries: Retries = field(default_factory=Retries)
     params: Mapping[str, Any] = field(default_factory=dict)
     """Sampling parameters, such as temperature, for requests that do not set them."""
     token_ids: bool = False
-    """Whether to ask the server for token ids, as vLLM and SGLang return them. Only OpenAIFunction has it."""
+    """Whether to ask the server for token ids, as vLLM and SGLang return them. For OpenAIFunction only."""
     stream: bool = False
-    """Whether the server streams a reply, which is returned as a whole. Only OpenAIFunction has it."""
+    """Whether the server streams a reply. A call still returns it as a whole. For OpenAIFunction only."""
 
 
 OVERRIDES = frozenset({"model", "base_url", "api_key", "timeout", "stream"})
-"""Keywords of a request that replace a field of LLMConfig. Such a call opens a connection of its own."""
+"""Keywords of a call that replace a field of LLMConfig. Such a call opens its own connection."""
 
 
 class ModelFunction:
-    """An LLM function that asks a model server, and its policy.
+    """An LLM function that asks a model server.
 
         async with OpenAIFunction(model="gpt-5-mini") as llm:
             reply = await llm([{"role": "user", "content": "Hello"}], max_tokens=64)
@@ -156,7 +156,7 @@ class ModelFunction:
         raise NotImplementedError
 
     def key(self, config: LLMConfig) -> str | None:
-        """Return the key. Raises InvalidArgument if the provider's own server needs one, and there is none."""
+        """Return the API key, if there is one. Raises InvalidArgument if the provider's own server lacks one."""
         key = self.provider.key(config.api_key)
         if key is None and self.provider.url(config.base_url) == self.provider.usual_url:
             raise InvalidArgument("api_key", f"is missing; give api_key, or set {self.provider.key_variable}")
@@ -202,7 +202,7 @@ class _ModelPolicy:
     def __init__(self, function: ModelFunction) -> None:
         self._function = function
         self._kept: Any = None
-        """The policy with open connections; None before the first call, and if nothing has entered."""
+        """The policy with open connections; None outside of `async with` and before its first call."""
         self._users = 0
 
     async def __aenter__(self) -> "_ModelPolicy":
@@ -226,7 +226,7 @@ class _ModelPolicy:
             return reply
 
     async def _policy(self, config: LLMConfig, *, keep: bool) -> Any:
-        """Return the policy for a configuration. With `keep`, it is the one whose connections stay open."""
+        """Return the policy for a configuration. With `keep`, its connections stay open within the `async with`."""
         if not (keep and self._users):
             return self._function.make_policy(config)
         if self._kept is None:
@@ -255,9 +255,9 @@ class LLMAPIClient(OpenAIFunction):
         api_key: The key.
         base_url: The address of the API.
         model: The model.
-        debug: No effect: the log is that of the package.
+        debug: Has no effect. Set the level of the logger `osmosis_grpc` instead.
         max_retries: The most calls for one reply.
-        proxy_url: Refused: requests go to `base_url` itself.
+        proxy_url: Must be empty: requests go to `base_url` itself.
     """
 
     def __init__(
@@ -275,4 +275,4 @@ class LLMAPIClient(OpenAIFunction):
         super().__init__(model=model, base_url=base_url, api_key=api_key, retries=retries)
 
     async def close(self) -> None:
-        """Do nothing: outside of `async with`, a call keeps no connection."""
+        """Do nothing: outside of `async with`, a call closes its connection."""

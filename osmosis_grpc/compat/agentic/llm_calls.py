@@ -1,4 +1,4 @@
-"""Calls an LLM and reads its replies. A call is repeated if the status or the type of its error is temporary."""
+"""Calls an LLM and reads its replies. Retries a call if the status or the type of its error is temporary."""
 
 import asyncio
 import logging
@@ -22,17 +22,17 @@ MESSAGE_KEYS = frozenset({"content", "tool_calls"})
 ADVICE = "return the reply's text, an assistant message, or the reply of the openai or anthropic package"
 log = logging.getLogger(__name__)
 UNREACHED = frozenset({"APIConnectionError", "ClientConnectionError", "TransportError", "URLError", "ConnectionError"})
-"""Classes of openai, anthropic, aiohttp, httpx, urllib and requests: the connection failed."""
+"""Exceptions of openai, anthropic, aiohttp, httpx, urllib and requests for a failed connection."""
 TIMED_OUT = frozenset({"APITimeoutError", "TimeoutException", "Timeout"})
-"""Classes of openai, anthropic, httpx and requests: no answer came in time."""
+"""Exceptions of openai, anthropic, httpx and requests for an answer that did not come in time."""
 
 
 def reply_of(value: Any) -> ChatResponse:
-    """Return the reply that an LLM function has returned.
+    """Convert what an LLM function returned to a ChatResponse.
 
     Accepts a text; an assistant message; {"message": ..., "finish_reason": ..., "usage": ...}; a reply in OpenAI's or
-    Anthropic's format; {"text": ...}; a pydantic model of one; an object with such attributes; a ChatResponse.
-    Raises Internal for anything else. A text never becomes a token: only a reply with token ids has tokens.
+    Anthropic's format; {"text": ...}; a pydantic model or an object with the fields of one of these; a ChatResponse.
+    Raises Internal for anything else. A text is never tokenized: only a reply with token ids has tokens.
     """
     if isinstance(value, ChatResponse):
         return value
@@ -58,7 +58,7 @@ def reply_of(value: Any) -> ChatResponse:
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:
-    """Return the fields of a dict or an object. Leaves out the fields that are None."""
+    """Return the fields of a dict, a model or an object, without the attributes that are None."""
     plain = dump_model(value)
     if isinstance(plain, Mapping):
         return plain
@@ -67,7 +67,7 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 
 def _checked(message: Mapping[str, Any], finish_reason: Any = None, usage: Any = None) -> ChatResponse:
-    """Return a reply with a message. Raises InvalidArgument for a message that is none of an assistant."""
+    """Return a reply with a message. Raises InvalidArgument if it is not an assistant message."""
     kept = {name: value for name, value in message.items() if name not in ("finish_reason", "usage")}
     made = copy_message({"role": "assistant", "content": None} | kept, "message")
     response = ChatResponse(
@@ -85,7 +85,7 @@ def _kind(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retries:
-    """How often an LLM is called for one reply. Times are in seconds.
+    """How often an LLM is called for one reply, and how long to pause between calls, in seconds.
 
     Raises ValueError naming a field that is out of bounds.
     """
@@ -93,7 +93,7 @@ class Retries:
     attempts: int = 3
     """The most calls for one reply, the first one included."""
     first: float = 0.5
-    """The pause before the second call. Each later pause is twice as long. Chance shortens a pause by up to half."""
+    """The pause before the second call. It doubles with each call. Random jitter shortens a pause by up to half."""
     longest: float = 30.0
     """The longest pause. A server that asks for a longer one is not called again."""
 
@@ -117,8 +117,8 @@ class LLMError(OsmosisServerError, code=13):
 class RetryingPolicy:
     """Asks a policy until it replies, up to `retries.attempts` times and within the request's timeout.
 
-    429, 408, 5xx, failed connections and timeouts are retried, and no other error is. `Retry-After` sets the shortest
-    pause. Raises LLMError.
+    Retries 408, 429, 5xx, failed connections and timeouts, but no other error. A pause is never shorter than
+    `Retry-After`. Raises LLMError.
     """
 
     def __init__(self, policy: Callable[[ChatRequest], Awaitable[ChatResponse]], retries: Retries) -> None:
@@ -153,7 +153,7 @@ class RetryingPolicy:
 
 
 def call_error(error: Exception) -> CallError:
-    """Return the CallError for an exception of an LLM function or of the HTTP library that it uses."""
+    """Convert an exception of an LLM function, or of the HTTP library that it uses, to a CallError."""
     if isinstance(error, CallError):
         return error
     said = without_keys(f"{type(error).__name__}: {error}")

@@ -1,4 +1,4 @@
-"""Runs rollouts in this process: the engine with an LLM function as its policy, without sockets."""
+"""Runs rollouts on an engine in this process, without sockets. An LLM function answers the chats."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -21,17 +21,17 @@ from osmosis_grpc.supervise import SYSTEM, OnFailure, child, job
 OnStep = Callable[[TrajectoryStep], None]
 MOST_QUEUED = 1_000_000
 LONGEST_CHAT = 7 * 86_400.0
-"""The limit of one chat, in seconds. The LLM function has limits of its own."""
+"""The engine's time limit for a chat, in seconds. It is long because the LLM function has its own limits."""
 KEPT = 10.0
-"""The engine keeps an ended rollout for this many seconds."""
+"""The engine forgets a rollout this many seconds after its end."""
 NO_BUDGET = 2**31 - 1
-"""The tokens of a rollout without a budget."""
+"""The max_tokens_total of a rollout whose caller sets none."""
 Save = Callable[[Trajectory], Awaitable[None]]
 STREAM = job("agentic.stream", OnFailure.RAISE)
 
 
 class LocalEngine:
-    """Runs rollouts of one agent. Used as `async with`; at most `concurrency` rollouts run at once."""
+    """Runs rollouts of one agent, at most `concurrency` at once. Use it with `async with`."""
 
     def __init__(self, agent: BaseAgent, llm: LLMFunction, concurrency: int = 1) -> None:
         self._agent = agent
@@ -69,9 +69,9 @@ class LocalEngine:
     async def run(
         self, prompt: Any, request_id: str = "", *, on_step: OnStep | None = None, **request: Any
     ) -> Trajectory:
-        """Run one rollout to its end. `request` has further fields of RolloutRequest. Raises InvalidArgument.
+        """Run one rollout, and return its trajectory. `request` are further fields of RolloutRequest.
 
-        If the caller is cancelled, the rollout ends: its chat and its tools stop.
+        If the caller is cancelled, the rollout's chat and tools stop, too. Raises InvalidArgument.
         """
         check_request(request)
         rollout_id = request_id or f"agentic-{SYSTEM.new_id()}"
@@ -90,11 +90,11 @@ class LocalEngine:
             del self._views[rollout_id]
 
     def cancel(self, request_id: str) -> None:
-        """End a running rollout. Its trajectory has the stop reason cancelled."""
+        """Cancel a running rollout. The stop reason of its trajectory is `cancelled`."""
         self._host.engine.cancel("", rollout_id=request_id, reason="cancelled by the caller")
 
     async def _chat(self, request: ChatRequest, /) -> ChatResponse:
-        """Ask the LLM function. Its errors are final, because it has its own retries."""
+        """Ask the LLM function. The engine does not retry its errors, because it has its own retries."""
         try:
             return await self._policy(request)
         except Exception as error:
@@ -102,12 +102,12 @@ class LocalEngine:
 
 
 def request_fields() -> list[str]:
-    """Return the fields of RolloutRequest that a caller sets."""
+    """Return the names of the fields of RolloutRequest that a caller may set."""
     return [each.name for each in fields(RolloutRequest) if each.name not in _SET_HERE]
 
 
 def check_request(request: Mapping[str, Any]) -> None:
-    """Raise InvalidArgument for a name that is not a field of RolloutRequest, or that the caller cannot set."""
+    """Raise InvalidArgument for a field that RolloutRequest does not have, or that a caller may not set."""
     known = request_fields()
     for name in request:
         if name not in known:
@@ -115,13 +115,13 @@ def check_request(request: Mapping[str, Any]) -> None:
 
 
 _SET_HERE = ("rollout_id", "messages", "attempt", "fork")
-"""The fields of RolloutRequest that no caller sets."""
+"""The fields of RolloutRequest that a caller may not set."""
 
 
 def messages_of(prompt: Any) -> list[Message]:
-    """Return the messages of a prompt. Raises InvalidArgument for another value.
+    """Convert a prompt to messages. Raises InvalidArgument if it is not a prompt.
 
-    A prompt is a text, a list of messages, or an object with `messages`, `content` or `prompt`.
+    A prompt is a text, a message, a list of messages, or an object with `messages`, `content` or `prompt`.
     """
     if isinstance(prompt, str):
         return [{"role": "user", "content": prompt}]
@@ -140,7 +140,7 @@ def messages_of(prompt: Any) -> list[Message]:
 
 
 class StepStream:
-    """Runs a rollout and yields its steps in their order. When the `async with` is left, a running rollout ends.
+    """Runs a rollout and yields its steps in order. Leaving the `async with` cancels a rollout that still runs.
 
     async with rollout.stream("What is 2 + 3?") as stream:
         async for step in stream:
@@ -152,7 +152,7 @@ class StepStream:
         self._engine, self._prompt, self._request, self._save = engine, prompt, request, save
         self.request_id = request_id
         self.trajectory: Trajectory | None = None
-        """The trajectory, once the last step was yielded."""
+        """The trajectory; None until the last step was yielded."""
         self._steps: list[TrajectoryStep] = []
         self._changed = asyncio.Event()
         self._task: asyncio.Task[Trajectory] | None = None
@@ -175,7 +175,7 @@ class StepStream:
         return trajectory
 
     def cancel(self) -> None:
-        """End the rollout. The last steps follow, and the trajectory has the stop reason cancelled."""
+        """Cancel the rollout. Its last steps are still yielded, and its stop reason is `cancelled`."""
         self._engine.cancel(self.request_id)
 
     def _on_step(self, step: TrajectoryStep) -> None:

@@ -1,6 +1,6 @@
-"""The options that tools of the Agentic Rollout Library have, and those of this package have not.
+"""Options of the Agentic Rollout Library's tools that this package's tools do not have.
 
-A list of forbidden commands protects nothing: the sandbox does. The options change what an agent sees, no more.
+The options only change what an agent sees. A list of blocked commands is no protection; the sandbox is.
 """
 
 import re
@@ -26,10 +26,10 @@ _KUBERNETES = (
 
 
 def split(kind: str, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the options that the tool has, and the older ones.
+    """Split options into those that the tool has, and the older ones.
 
     Raises:
-        InvalidArgument: An older option has a value that cannot be served. The text says what to write instead.
+        InvalidArgument: An older option has an unsupported value. The message says what to write instead.
     """
     known = _OPTIONS.get(kind, set())
     older = {name: value for name, value in options.items() if name in known}
@@ -57,7 +57,7 @@ class Renamed:
         self.name, self._inner = name, inner
 
     def openai_schema(self) -> ToolDict:
-        """Return the schema with the name."""
+        """Return the schema with the new name."""
         schema: Any = self._inner.openai_schema()
         return {**schema, "function": {**schema["function"], "name": self.name}}
 
@@ -73,7 +73,7 @@ class _Limited(Renamed):
         self._run: Callable[[dict[str, Any], Any], Any] = getattr(self, f"_{kind}")
 
     async def run(self, arguments: Mapping[str, Any], context: Any = None) -> Any:
-        """Run a call. Raises ToolExecutionError for one that the options forbid."""
+        """Run a call. Raises ToolExecutionError if the options forbid it."""
         return await self._run(dict(arguments), context)
 
     async def _bash_executor(self, arguments: dict[str, Any], context: Any) -> Any:
@@ -88,7 +88,7 @@ class _Limited(Renamed):
         path = PurePosixPath(str(arguments.get("path", "")))
         allowed = list(self._older["allowed_extensions"])
         if path.suffix and path.suffix not in allowed:
-            text = f"files that end in {path.suffix} are not edited here; those with {', '.join(allowed)} are"
+            text = f"files that end in {path.suffix} are not edited here, only {', '.join(allowed)}"
             raise ToolExecutionError(text, "", self.name)
         return await self._inner.run(arguments, context)
 

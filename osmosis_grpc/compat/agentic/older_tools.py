@@ -1,7 +1,7 @@
-"""Tools in the manner of the Agentic Rollout Library: classes of its tools, and tools of authors with execute_tool().
+"""The tool classes of the Agentic Rollout Library: its own tools, and the bases of authors' tools with execute_tool().
 
-`set_tools({"bash_executor": BashExecutorTool({...})})` is the same as naming the tool in tools_config: its options are
-those, and the tools of a rollout share its sandbox.
+`set_tools({"bash_executor": BashExecutorTool({...})})` is the same as an entry of tools_config with these options. The
+tools of a rollout share its sandbox.
 """
 
 import inspect
@@ -20,7 +20,7 @@ from osmosis_grpc.tools.base_tool import BaseTool
 
 @dataclass(kw_only=True)
 class ToolResult:
-    """The result of an execute_tool()."""
+    """The result of execute_tool()."""
 
     success: bool
     result: Any = None
@@ -55,8 +55,8 @@ def create_openai_tool_schema(
     Args:
         name: The name by which a model calls the tool.
         description: What the tool does.
-        parameters: The JSON schemas of the parameters by name.
-        required: The names of those that a call must have.
+        parameters: The JSON schema of each parameter by its name.
+        required: The names of the required parameters.
     """
     schema = {"type": "object", "properties": dict(parameters), "required": list(required or ())}
     function = {"name": name, "description": description, "parameters": schema}
@@ -64,9 +64,9 @@ def create_openai_tool_schema(
 
 
 class BaseAgenticTool(ABC):
-    """A tool with instances. A subclass has get_openai_tool_schema() and execute_tool().
+    """A tool that keeps state. A subclass implements get_openai_tool_schema() and execute_tool().
 
-    Each trajectory has an instance of its own, which create_instance() makes and release_instance() ends.
+    Each trajectory has its own state, an "instance": create_instance() makes it, and release_instance() ends it.
 
     Args:
         config: Options for the subclass.
@@ -87,20 +87,20 @@ class BaseAgenticTool(ABC):
         return json.dumps(dump_model(self.tool_schema), ensure_ascii=False, indent=2)
 
     async def create_instance(self, instance_id: str | None = None, **kwargs: Any) -> str:
-        """Make the state of a trajectory, and return its id."""
+        """Make an instance for a trajectory, and return the id of the instance."""
         made = instance_id or SYSTEM.new_id()
         await self._initialize_instance(made, **kwargs)
         return made
 
     async def _initialize_instance(self, instance_id: str, **kwargs: Any) -> None:  # noqa: B027
-        """Prepare an instance. A subclass overrides it."""
+        """Prepare an instance. A subclass may override this."""
 
     @abstractmethod
     async def execute_tool(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> ToolResult:
         """Run one call."""
 
     async def calculate_reward(self, instance_id: str, **kwargs: Any) -> float:
-        """Return the reward of an instance. Agents add those of the results only."""
+        """Return the reward of an instance. Agents do not call this: they add the reward_score of each result."""
         return 0.0
 
     async def release_instance(self, instance_id: str, **kwargs: Any) -> None:
@@ -108,10 +108,10 @@ class BaseAgenticTool(ABC):
         await self._cleanup_instance(instance_id, **kwargs)
 
     async def _cleanup_instance(self, instance_id: str, **kwargs: Any) -> None:  # noqa: B027
-        """Free what an instance has. A subclass overrides it."""
+        """Free the resources of an instance. A subclass may override this."""
 
     def validate_parameters(self, parameters: Mapping[str, Any]) -> bool:
-        """Return whether the parameters that a call must have are there."""
+        """Return whether all required parameters are present."""
         required = (schema_of(self).get("parameters") or {}).get("required") or ()
         return all(name in parameters for name in required)
 
@@ -120,13 +120,13 @@ AgenticBaseTool = BaseAgenticTool
 
 
 class SimpleAgenticTool(BaseAgenticTool):
-    """A tool without instances. A subclass has simple_execute().
+    """A tool that keeps no state. A subclass implements simple_execute().
 
     Args:
         name: The name by which a model calls the tool.
         description: What the tool does.
-        parameters: The JSON schemas of the parameters by name.
-        required: The names of those that a call must have.
+        parameters: The JSON schema of each parameter by its name.
+        required: The names of the required parameters.
         config: Options for the subclass.
     """
 
@@ -141,7 +141,7 @@ class SimpleAgenticTool(BaseAgenticTool):
         super().__init__(config, create_openai_tool_schema(name, description, parameters, required))
 
     async def execute_tool(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> ToolResult:
-        """Run simple_execute(). An exception is a result, too."""
+        """Run simple_execute(). An exception becomes a failed result."""
         try:
             return ToolResult(success=True, result=await self.simple_execute(parameters, **kwargs))
         except Exception as error:
@@ -153,7 +153,7 @@ class SimpleAgenticTool(BaseAgenticTool):
 
 
 def schema_of(tool: Any) -> Mapping[str, Any]:
-    """Return the function of a tool's schema. Raises InvalidArgument without one."""
+    """Return the `function` object of a tool's schema. Raises InvalidArgument if there is none."""
     given = getattr(tool, "tool_schema", None) or getattr(tool, "get_openai_tool_schema", lambda: None)()
     schema = dump_model(given)
     function = schema.get("function") if isinstance(schema, Mapping) else None
@@ -163,7 +163,7 @@ def schema_of(tool: Any) -> Mapping[str, Any]:
 
 
 class InstanceTool(BaseTool):
-    """One instance of a tool with execute_tool(), for one trajectory. The rewards of its results are its reward."""
+    """One instance of a tool with execute_tool(), for one trajectory. Its reward is the sum over its results."""
 
     given: ClassVar[Any]
 
@@ -178,7 +178,7 @@ class InstanceTool(BaseTool):
         self._id = made if isinstance(made, str) else trajectory_id
 
     async def execute(self, **arguments: Any) -> Any:
-        """Run one call. Raises ToolExecutionError for a result that is none."""
+        """Run one call. Raises ToolExecutionError if the tool reports no success."""
         result = await _awaited(self.given.execute_tool(self._id, arguments))
         if not hasattr(result, "success"):
             return result
@@ -200,7 +200,7 @@ class InstanceTool(BaseTool):
 
 
 def instance_tool(given: Any) -> type[InstanceTool]:
-    """Return the class of the instances of a tool with execute_tool(). Raises InvalidArgument without a schema."""
+    """Return the InstanceTool class for a tool with execute_tool(). Raises InvalidArgument without a schema."""
     schema = schema_of(given)
     fields = {
         "given": given,

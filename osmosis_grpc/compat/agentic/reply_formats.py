@@ -19,7 +19,7 @@ _LABEL = re.compile(
 )
 _FENCE = re.compile(r"\s*```[\w-]*[ \t]*\n?")
 MOST_UNREADABLE = 8
-"""At most this many actions of a reply are reported as not readable."""
+"""At most this many unreadable actions of a reply are reported."""
 _NAMES, _ARGUMENTS = (
     ("name", "tool", "action", "tool_name"),
     ("arguments", "parameters", "args", "input", "action_input"),
@@ -49,7 +49,7 @@ class Call:
     """The call of a tool."""
 
     text: str
-    """The call as the reply has it."""
+    """The call as it is written in the reply."""
     name: str
     arguments: dict[str, Any] = field(default_factory=dict)
     call_id: str = ""
@@ -58,11 +58,11 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """An action that is not a call of a tool."""
+    """An action that cannot be read as a tool call."""
 
     text: str
     error: str
-    """What is wrong with it."""
+    """What is wrong with the action."""
     call_id: str = ""
     name: str = ""
     """The name of the tool, if it can be read."""
@@ -81,12 +81,12 @@ Part = Thought | Call | Unreadable | Answer
 def read_reply(text: str, parameters: Mapping[str, list[str]] | None = None) -> list[Part]:
     """Return the parts of a reply in their order.
 
-    `parameters` has the parameters of each tool, for values without names.
+    `parameters` lists the parameters of each tool. They name the positional values of a call.
 
-    A label stands at the beginning of a line, in any case. Text before the first label is a thought. What follows
-    "Observation:" is left out, because the model made it up. A final answer goes on to the end of the reply. An action
-    is NAME(KEY=VALUE, ...), an object such as {"name": ..., "arguments": {...}}, or NAME with an "Action Input:" below.
-    After MOST_UNREADABLE actions that cannot be read, the rest is left out.
+    A label such as "Thought:" begins a line, in upper or lower case. Text before the first label is a thought. Text
+    after "Observation:" is ignored, because the model made it up. A final answer ends with the reply. An action is
+    NAME(KEY=VALUE, ...), an object such as {"name": ..., "arguments": {...}}, or NAME with an "Action Input:" below.
+    After MOST_UNREADABLE unreadable actions, further actions and all that follows are ignored.
     """
     known, parts, at = parameters or {}, [], 0
     label = ""
@@ -117,7 +117,7 @@ def _thought(text: str) -> list[Part]:
 
 
 def _without_fence(text: str) -> str:
-    """Return an answer without a closing fence that belongs to an opening one before the label."""
+    """Remove a closing code fence from an answer if its opening fence is before the label."""
     stripped = text.strip()
     if stripped.endswith("```") and stripped.count("```") % 2:
         return stripped[:-3].rstrip()
@@ -175,10 +175,10 @@ class ReplyFormat(Protocol):
 
     name: str
     offers_tools: bool
-    """Whether the schemas of the tools travel beside the messages."""
+    """Whether chat requests carry the schemas of the tools."""
 
     def system_prompt(self, tools: Sequence[Mapping[str, Any]]) -> str:
-        """Return the system prompt for tools in OpenAI's format; "" for none."""
+        """Return the system prompt for tools in OpenAI's format; "" for no prompt."""
 
     def read(self, message: Message, parameters: Mapping[str, list[str]], chat_number: int) -> list[Part]:
         """Return the parts of a reply in their order."""
@@ -226,7 +226,7 @@ class NativeFormat:
     offers_tools = True
 
     def system_prompt(self, tools: Sequence[Mapping[str, Any]]) -> str:
-        """Return no prompt, because the schemas travel beside the messages."""
+        """Return no prompt, because chat requests carry the schemas."""
         return ""
 
     def read(self, message: Message, parameters: Mapping[str, list[str]], chat_number: int) -> list[Part]:

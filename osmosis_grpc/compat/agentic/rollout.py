@@ -1,4 +1,4 @@
-"""AgenticRollout runs rollouts of an agent with an LLM function: one, a batch, or as a stream of steps."""
+"""AgenticRollout runs rollouts of an agent with an LLM function: one rollout, a batch, or a stream of steps."""
 
 import asyncio
 import logging
@@ -32,8 +32,8 @@ class AgenticRollout:
     """Runs rollouts of the agent that a configuration describes.
 
     `llm_generate_func` answers the chats, see LLMFunction. `tools` are further tools. `sandbox` makes the sandbox of
-    each rollout, by default a LocalSandbox. Of `tokenizer`, only `pad_token_id` is used, for a DataProto: tokens
-    come from the model, and are never made of text.
+    each rollout, by default a LocalSandbox. `tokenizer` only gives the `pad_token_id` of a DataProto: tokens come from
+    the model, and no text is tokenized.
 
     Raises InvalidArgument, which names the argument or the field of the configuration.
     """
@@ -61,7 +61,7 @@ class AgenticRollout:
             "tools_config": config.tools_config,
         }
         self.agent: BaseAgent = make_agent(config.agent_type, of_the_config, config.agent_options)
-        """The agent. Its set_tools() replaces its tools."""
+        """The agent that runs the rollouts."""
         self._tools: Tools = {}
         if tools:
             self.tools = tools
@@ -77,7 +77,7 @@ class AgenticRollout:
 
     @property
     def tools(self) -> Tools:
-        """The tools that were set here. Setting them is the same as the agent's set_tools()."""
+        """The tools that were passed or assigned here. Assigning them calls the agent's set_tools()."""
         return self._tools
 
     @tools.setter
@@ -88,7 +88,7 @@ class AgenticRollout:
     async def run(self, prompt: Any, request_id: str = "", **request: Any) -> Trajectory:
         """Run one rollout and return its trajectory. A failed rollout has a stop reason and an error.
 
-        `request` has further fields of RolloutRequest: `label`, `metadata`, `agent_timeout` in seconds,
+        `request` are further fields of RolloutRequest, such as `label`, `metadata`, `agent_timeout` in seconds, and
         `max_tokens_total`. Raises InvalidArgument for a wrong prompt or field, and TrajectorySaveError.
         """
         async with LocalEngine(self.agent, self._llm) as engine:
@@ -99,8 +99,8 @@ class AgenticRollout:
     def stream(self, prompt: Any, request_id: str = "", **request: Any) -> StepStream:
         """Return a rollout that yields its steps while it runs.
 
-        The trajectory of an author's run_trajectory() exists at its end. Until then, the steps are those of its chats
-        and its tool calls.
+        If the agent implements run_trajectory(), its own steps exist only at the end. Until then, the stream yields
+        steps made from its chats and tool calls.
         """
         engine = LocalEngine(self.agent, self._llm)
         return StepStream(engine, prompt, request_id or f"agentic-{SYSTEM.new_id()}", request, self._save)
@@ -108,7 +108,7 @@ class AgenticRollout:
     async def run_batch(self, prompts: Iterable[Any], **request: Any) -> list[Trajectory]:
         """Run a rollout for each prompt, and return the trajectories in the order of the prompts. See batches().
 
-        A slow rollout delays no other one, because all trajectories are kept until the end.
+        A slow rollout does not delay the others, because all trajectories are kept until the end.
         """
         made: list[Trajectory] = []
         async with aclosing(self._batches(prompts, request, math.inf)) as batches:
@@ -119,10 +119,10 @@ class AgenticRollout:
     def batches(self, prompts: Iterable[Any], **request: Any) -> AsyncGenerator[list[Trajectory]]:
         """Run a rollout for each prompt, at most `concurrent_requests` at once.
 
-        Yields the trajectories in the order of the prompts, `batch_size` at once. A rollout that fails, or whose prompt
-        is wrong, is a trajectory with an error, and the others go on. At most twice `concurrent_requests` and
-        `batch_size` trajectories wait for a slow one before them. Raises TrajectorySaveError after the last one.
-        Raises InvalidArgument if `prompts` is one prompt.
+        Yields lists of `batch_size` trajectories in the order of the prompts. A rollout that fails, or whose prompt is
+        wrong, becomes a trajectory with an error, and the others continue. While a slow rollout delays the next list,
+        at most 2 * `concurrent_requests` + `batch_size` rollouts run or wait. Raises TrajectorySaveError after the last
+        list if a trajectory could not be saved. Raises InvalidArgument if `prompts` is a single prompt.
         """
         return self._batches(prompts, request, 2 * self.config.concurrent_requests + self.config.batch_size)
 
@@ -175,10 +175,10 @@ class AgenticRollout:
             raise TrajectorySaveError(str(unsaved[0]), [each for error in unsaved for each in error.trajectories])
 
     async def generate_sequences(self, prompts: Any) -> Any:
-        """Run a rollout for each prompt, and return an output for each: its id, response, reward, end and tokens.
+        """Run a rollout for each prompt, and return for each its id, response, reward, stop reason and tokens.
 
-        `prompts` is a list of prompts, or an object with `non_tensor_batch["raw_prompt"]`. Of verl's DataProto, it
-        returns a DataProto, and raises InvalidArgument for a rollout without tokens.
+        `prompts` is a list of prompts, or an object with `non_tensor_batch["raw_prompt"]`. For verl's DataProto, the
+        result is a DataProto, and a rollout without tokens raises InvalidArgument.
         """
         batch = getattr(prompts, "non_tensor_batch", None)
         trajectories = await self.run_batch(batch["raw_prompt"] if batch is not None else prompts)

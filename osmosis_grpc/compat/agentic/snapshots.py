@@ -1,8 +1,8 @@
 """Saves the sandbox of a rollout at each turn, so that the rollout can be forked there and continues after a crash.
 
 The file `turn-N.tar.gz` in the folder of the rollout has the working folder as it was before chat N, and the results of
-all earlier tool calls. A rollout that runs again repeats the saved results. Before its first new result,
-it gets the working folder of that turn.
+all earlier tool calls. A rollout that runs again uses the saved results instead of running the tools. Before its first
+new call, its sandbox gets the working folder of that turn.
 """
 
 import contextlib
@@ -25,9 +25,9 @@ from osmosis_grpc.tools.sandbox import LocalSandbox, Sandbox, SandboxError, read
 
 MOST_SNAPSHOTS = 100
 MOST_BYTES = 256 * 1024 * 1024
-"""The snapshots of one rollout. Beyond them, the oldest ones are deleted. The newest one is always kept."""
+"""The limits for the snapshots of one rollout. Beyond them, the oldest are deleted; the newest is always kept."""
 NOT_SAVED = "snapshot not saved"
-"""The event of a sandbox that could not be saved. The rollout goes on."""
+"""The event that reports a failed snapshot. The rollout continues."""
 _NAME = re.compile(r"turn-(\d+)\.tar\.gz")
 
 Turn = dict[str, Any]
@@ -35,21 +35,21 @@ Turn = dict[str, Any]
 
 
 class Snapshots:
-    """The snapshots of one rollout; none if they are not wanted, or the server has no state folder."""
+    """The snapshots of one rollout. Saves none if they are not wanted, or if the server has no state folder."""
 
     def __init__(self, context: RolloutContext, sandbox: Sandbox, wanted: bool) -> None:
         self._context, self._sandbox, self._wanted = context, sandbox, wanted
         self._folder: Path | None = None
         self._saved: dict[str, Turn] = {}
-        """The turns of an earlier run, or of the original, by number. Empty from the first new result on."""
+        """The turns of an earlier run, or of the original of a fork, by number. Emptied before the first new call."""
         self._turns: dict[str, Turn] = {}
         self._behind = False
-        """Whether the sandbox is not yet as it was at this turn."""
+        """Whether the sandbox still has to be restored to this turn."""
         self._number = 0
         """The number of the newest chat."""
 
     async def begin(self) -> None:
-        """Find the snapshots of an earlier run, and take those of the original of a fork.
+        """Find the snapshots of an earlier run. For a fork, also take those of the original.
 
         Raises SnapshotGone if the fork cannot start, and SandboxError for a sandbox that cannot be saved.
         """
@@ -78,7 +78,7 @@ class Snapshots:
             self._saved, self._behind = await SYSTEM.run(_turns_of, found[max(found)]), True
 
     async def asking(self, number: int) -> None:
-        """Save the sandbox before a chat is asked, unless the rollout repeats saved turns."""
+        """Save the sandbox before a chat, unless the rollout is repeating saved turns."""
         self._number = number
         if self._folder is None or self._behind:
             return
@@ -104,7 +104,7 @@ class Snapshots:
         return results
 
     async def catch_up(self) -> None:
-        """Give the sandbox the working folder of this turn, if it does not have it. Raises SnapshotGone."""
+        """Restore the working folder of this turn, if the sandbox is behind. Raises SnapshotGone."""
         if self._folder is None or not self._behind:
             return
         assert isinstance(self._sandbox, LocalSandbox)

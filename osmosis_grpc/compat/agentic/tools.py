@@ -1,6 +1,6 @@
-"""The tools of agents: finds the tools that a configuration names, makes tools of authors' objects, and runs calls.
+"""Finds the tools that a configuration names, makes tools from authors' objects, and runs calls.
 
-Each rollout gets its own tools. An error of a call becomes a result with a type, and the agent goes on.
+Each rollout gets its own tools. The error of a call becomes a result with an error type, and the agent continues.
 """
 
 import inspect
@@ -37,12 +37,12 @@ from osmosis_grpc.tools.library import MAKERS
 from osmosis_grpc.tools.sandbox import LocalSandbox, Sandbox
 
 ERROR_TYPES = ("unknown_tool", "bad_arguments", "timeout", "tool_error", "reply_cut")
-"""How the text of a failed call begins, after "Error: "."""
+"""The types of errors. A failed call has the text "Error: TYPE: TEXT"."""
 Tools = Mapping[str, Any]
 """Tools by name. Each has `name`, `openai_schema()` and `run(arguments, context)`."""
 MakeSandbox = Callable[[], Sandbox]
 opened_tools: ContextVar[dict[str, Any] | None] = ContextVar("opened_tools", default=None)
-"""The tools of the rollout of an author's run_trajectory()."""
+"""The tools of this task's rollout, if its agent implements run_trajectory()."""
 _registered: dict[str, Callable[..., Any]] = {}
 
 
@@ -61,8 +61,8 @@ async def run_calls(
 ) -> list[ToolResult]:
     """Run calls in OpenAI's format, at most `most` at once. Return their results in the order of the calls.
 
-    In a rollout, each call and its result are events. The message of a call that fails is "Error: TYPE: TEXT".
-    With `cut`, all calls fail, because their reply was cut by its token limit.
+    Within a rollout, each call and its result are recorded as events. A failed call has the text "Error: TYPE: TEXT".
+    With `cut`, all calls fail, because the token limit cut their reply.
     """
     errors: dict[int, str] = {}
 
@@ -96,7 +96,7 @@ async def run_calls(
 
 
 async def repeat_results(calls: Sequence[Any], results: Sequence[ToolResult]) -> list[ToolResult]:
-    """Return recorded results of calls, without running the tools. Each call and its result are events."""
+    """Return saved results of calls without running the tools. Each call and its result are recorded as events."""
     recorded = {id(call): result for call, result in zip(calls, results, strict=True)}
 
     async def repeat(call: Any) -> Message:
@@ -110,17 +110,17 @@ async def repeat_results(calls: Sequence[Any], results: Sequence[ToolResult]) ->
 
 
 def as_tool(given: Any, name: str = "", field: str = "") -> Any:
-    """Return a tool with `name`, `openai_schema()` and `run(arguments, context)`. `field` is its place, for errors.
+    """Return a tool with `name`, `openai_schema()` and `run(arguments, context)`. Errors name it as `field`.
 
-    `given` is what `@tool` makes, a BaseTool or its class, an object with a method execute(), sync or async, or a
-    function. Raises InvalidArgument.
+    `given` is a tool made with `@tool`, a BaseTool or its class, an object with execute() or execute_tool(), or a
+    function; methods and functions are sync or async. Raises InvalidArgument.
     """
     if isinstance(given, BaseTool) or (isinstance(given, type) and issubclass(given, BaseTool)):
         return StatefulTool(given, name)
     if hasattr(given, "openai_schema") and hasattr(given, "run"):
         return given if name in ("", given.name) else Renamed(given, name)
     if isinstance(given, NamedTool):
-        raise InvalidArgument(field or f"tools.{name}", f"{given!r} acts in a rollout; pass it to set_tools()")
+        raise InvalidArgument(field or f"tools.{name}", f"{given!r} works only in a rollout; pass it to set_tools()")
     if callable(getattr(given, "execute_tool", None)):
         return StatefulTool(instance_tool(given), name)
     function = given if inspect.isroutine(given) else getattr(given, "execute", None)
@@ -132,9 +132,9 @@ def as_tool(given: Any, name: str = "", field: str = "") -> Any:
 
 
 class StatefulTool:
-    """A BaseTool, of whose class each trajectory gets a new object. An object itself serves all trajectories.
+    """A BaseTool as its agent lists it, with its schema. open_stateful() makes the tool of a trajectory from it.
 
-    It shows the schema. open() gives the tool of one trajectory.
+    A class makes a new object for each trajectory. An object serves all trajectories.
     """
 
     def __init__(self, given: BaseTool | type[BaseTool], name: str) -> None:
@@ -159,13 +159,13 @@ class StatefulTool:
 async def open_stateful(
     tools: Mapping[str, Any], trajectory_id: str, stack: AsyncExitStack
 ) -> ToolsOfTrajectory | None:
-    """Create the stateful ones of these tools for a trajectory. `stack` releases them. None if there are none."""
+    """Create the stateful tools among `tools` for a trajectory, or return None without any. `stack` releases them."""
     stateful = {name: each.of_trajectory() for name, each in tools.items() if isinstance(each, StatefulTool)}
     return await stack.enter_async_context(ToolsOfTrajectory(trajectory_id, stateful)) if stateful else None
 
 
 def as_tools(given: Mapping[str, Any] | Iterable[Any]) -> dict[str, Any]:
-    """Return tools by name. Raises InvalidArgument for two tools of one name, and for a tool that is in no list."""
+    """Return tools by name. Raises InvalidArgument for two tools with one name, and if `given` is no dict or list."""
     if isinstance(given, Mapping):
         return {name: as_tool(each, name) for name, each in given.items()}
     if not isinstance(given, Iterable):
@@ -179,7 +179,7 @@ def as_tools(given: Mapping[str, Any] | Iterable[Any]) -> dict[str, Any]:
 
 
 def named_tools(given: Mapping[str, Any] | Iterable[Any]) -> tuple[dict[str, NamedTool], Any]:
-    """Return the tools of this package that are given with their options, by name, and the other tools."""
+    """Split tools into NamedTools, by name, and the others."""
     if isinstance(given, Mapping):
         named = {name: each for name, each in given.items() if isinstance(each, NamedTool)}
         return named, {name: each for name, each in given.items() if name not in named}
@@ -193,16 +193,16 @@ def named_tools(given: Mapping[str, Any] | Iterable[Any]) -> tuple[dict[str, Nam
 def register_tool(name: Any, make: Any = None, tool_name: str | None = None) -> None:
     """Register a tool for configurations.
 
-    A `make` with a parameter `sandbox` gets the sandbox of the rollout. The library's form is register_tool(CLASS,
-    OPTIONS, NAME).
+    Call register_tool(NAME, MAKE), or register_tool(CLASS, OPTIONS, NAME) as in the library. If `make` has a parameter
+    `sandbox`, it gets the sandbox of the rollout.
 
     Args:
         name: The name of the tool, or its class.
-        make: make(**options) returns the tool, see as_tool(). Of a class, the options that it always gets.
-        tool_name: The name of a class; by default the one in its schema.
+        make: A function make(**options) that returns the tool, see as_tool(). For a class, options that it always gets.
+        tool_name: The name for a class; by default the one in its schema.
 
     Raises:
-        ValueError: The name is known.
+        ValueError: The name is already registered, or `make` is not callable.
     """
     if isinstance(name, type):
         cls, fixed = name, dict(make or {})
@@ -219,14 +219,14 @@ def register_tool(name: Any, make: Any = None, tool_name: str | None = None) -> 
 
 
 def register_tool_instance(tool: Any, name: str | None = None) -> None:
-    """Register one object, which all rollouts share, for configurations.
+    """Register one object for configurations. All rollouts share it.
 
     Args:
         tool: The tool, see as_tool().
-        name: Its name; by default that of its schema.
+        name: Its name; by default the one in its schema.
 
     Raises:
-        ValueError: The name is known.
+        ValueError: The name is already registered.
     """
     register_tool(name or as_tool(tool).name, lambda: tool)
 
@@ -237,7 +237,7 @@ def list_tools() -> list[str]:
 
 
 class Toolbox:
-    """The tools of a configuration: name to options. Raises InvalidArgument, which names the tool or the option."""
+    """The tools that a configuration names, with options. Raises InvalidArgument, which names the tool or option."""
 
     def __init__(
         self, config: Mapping[str, Mapping[str, Any]] | None, named: Mapping[str, NamedTool] | None = None
@@ -248,14 +248,14 @@ class Toolbox:
             _check(kind, options)
         self.needs_sandbox = any("sandbox" in _parameters(kind) for kind, _ in self._config.values())
         self.tools = self.make(LocalSandbox() if self.needs_sandbox else None)
-        """Tools that show their schemas. Those that need a sandbox cannot run."""
+        """The tools by name, for their schemas. Tools that need a sandbox cannot run here."""
 
     def make(self, sandbox: Sandbox | None) -> dict[str, Any]:
         """Return the tools by name, for one rollout."""
         return {name: _make(name, kind, options, sandbox) for name, (kind, options) in self._config.items()}
 
     async def open(self, stack: AsyncExitStack, make_sandbox: MakeSandbox) -> tuple[dict[str, Any], Sandbox | None]:
-        """Return the tools of one rollout, and its sandbox, which ends with `stack`. None if no tool needs one.
+        """Return the tools of one rollout, and its sandbox, or None if no tool needs one. `stack` closes the sandbox.
 
         Raises SandboxError if the sandbox cannot be started.
         """

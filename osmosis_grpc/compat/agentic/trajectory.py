@@ -23,7 +23,7 @@ class StepType(StrEnum):
 
 
 class StopReason(StrEnum):
-    """Why a trajectory ended. Only the first two are a completed trajectory."""
+    """Why a trajectory ended. Only the first two reasons mean that it is completed."""
 
     FINAL_ANSWER = "final_answer"
     FINISH_TOOL = "finish_tool"
@@ -52,7 +52,7 @@ class TrajectoryStep:
     step_type: StepType
     content: str
     metadata: dict[str, Any] = field(default_factory=dict)
-    """For a step of a tool: `success`, and `error` with the text of an error. `chat_number` is the chat of the step."""
+    """`success` of a tool call, `error` with the text of its error, and `chat_number`, the chat of the step."""
     tool_name: str | None = None
     tool_args: dict[str, Any] | None = None
     tool_result: Any = None
@@ -86,12 +86,12 @@ class TrajectoryStep:
         return {"role": _TO_ROLE.get(self.step_type, "assistant"), "content": self.content}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the step as values of JSON. A value of another kind becomes its repr."""
+        """Return the step as a dict of JSON values. Any other value becomes its repr."""
         return {each.name: loggable(getattr(self, each.name), objects=True) for each in fields(self)}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "TrajectoryStep":
-        """Make a step from to_dict(). `step_type` and `content` are required; other fields may be missing.
+        """Make a step from the dict of to_dict(). Only `step_type` and `content` are required.
 
         Raises InvalidArgument, which names the field.
         """
@@ -108,13 +108,13 @@ class Trajectory:
     is_completed: bool = False
     final_reward: float | None = None
     total_tokens: int | None = None
-    """The prompt and the reply of every chat, as the model counted them; None if it did not."""
+    """The tokens of all prompts and replies, as the model counted them; None if it did not."""
     stop_reason: StopReason | None = None
     """None until the trajectory has ended."""
     error: str | None = None
     """Why the trajectory failed."""
     messages: list[dict[str, Any]] = field(default_factory=list)
-    """The conversation exactly as the model got it, with its replies."""
+    """The conversation exactly as the model got it, including the replies."""
     segments: list[dict[str, Any]] = field(default_factory=list)
     """The tokens to train on: `ids`, `mask` (1 for a sampled token) and `logprobs`, three lists of equal lengths.
 
@@ -140,7 +140,7 @@ class Trajectory:
             step.index = index
 
     def get_final_response(self) -> str:
-        """Return the last final answer, else the last text of the model; "" if there is none. Never an error."""
+        """Return the last final answer, else the model's last text, else "". Steps that report errors are skipped."""
         for kinds in ((StepType.FINAL_ANSWER,), (StepType.THOUGHT, StepType.ACTION)):
             for step in reversed(self.steps):
                 if step.step_type in kinds and not step.failed:
@@ -156,11 +156,11 @@ class Trajectory:
         return [step for step in self.steps if step.step_type is StepType.ACTION and not step.tool_name]
 
     def get_total_reward(self) -> float:
-        """Return the sum of the rewards of the steps; 0.0 if no step has one. The final reward is not in it."""
+        """Return the sum of the rewards of the steps, without the final reward; 0.0 if no step has one."""
         return float(sum(step.reward_score for step in self.steps if step.reward_score is not None))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the trajectory as values of JSON."""
+        """Return the trajectory as a dict of JSON values."""
         values = {
             each.name: loggable(getattr(self, each.name), objects=True) for each in fields(self) if each.name != "steps"
         }
@@ -168,7 +168,7 @@ class Trajectory:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Trajectory":
-        """Make a trajectory from to_dict(). Only `request_id` is required. Raises InvalidArgument."""
+        """Make a trajectory from the dict of to_dict(). Only `request_id` is required. Raises InvalidArgument."""
         known = _known(cls, values, ("request_id",))
         steps = known.pop("steps", None) or []
         if not isinstance(steps, list):
@@ -203,7 +203,7 @@ def _known(cls: Any, values: Any, required: tuple[str, ...]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statistics:
-    """What was counted. A value of which nothing is known is None."""
+    """Statistics of trajectories. A value that is not known is None."""
 
     trajectories: int
     completed: int
@@ -213,7 +213,7 @@ class Statistics:
     """The number of calls by tool."""
     malformed_calls: int
     tool_success_rate: float | None
-    """The part of the tool results that are no errors."""
+    """The fraction of the tool results that are not errors, 0 to 1."""
     tokens: int | None
     """The tokens of all chats; None if a trajectory does not know its tokens."""
     latency_p50: float | None
@@ -222,7 +222,7 @@ class Statistics:
     reward_mean: float | None
     """The mean of the final rewards that are set."""
     reward_std: float | None
-    """Their standard deviation, as of a whole population."""
+    """The population standard deviation of the final rewards."""
     rewarded: int
     """The number of trajectories with a final reward."""
     stop_reasons: dict[str, int]
@@ -275,5 +275,5 @@ def _counts(counts: Mapping[str, int]) -> str:
 
 
 def percentile(ordered: Sequence[float], part: float) -> float | None:
-    """Return the smallest value that at least this part of the values does not exceed; None without values."""
+    """Return the smallest value that at least the fraction `part` of the values does not exceed; None without any."""
     return ordered[max(0, math.ceil(part * len(ordered)) - 1)] if ordered else None

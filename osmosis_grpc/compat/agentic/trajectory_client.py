@@ -19,10 +19,9 @@ from osmosis_grpc.trainer.rollout_client import RolloutClient
 
 
 class TrajectoryClient:
-    """Reads the rollouts of a server as trajectories. `client` stays the caller's, who closes it.
+    """Reads the rollouts of a server, of any agent, as trajectories. The caller closes `client`.
 
-    The rollouts of every agent can be read. A trajectory over gRPC has the tokens of each reply. The segments are in
-    the outcome, which the trainer gets.
+    The steps have the tokens of each reply. Only the trainer gets the segments, in the outcome.
     """
 
     def __init__(self, client: RolloutClient) -> None:
@@ -31,14 +30,14 @@ class TrajectoryClient:
     async def list(
         self, where: RolloutFilter = EVERY, page_token: str = "", *, limit: int = 0
     ) -> tuple[list[RolloutInfo], str]:
-        """Return a page of rollouts, and the token of the next page; empty after the last page.
+        """Return a page of rollouts, and the token of the next page, which is empty after the last page.
 
-        A page has at most `limit` rows; 0 means the server's default. `where` selects rollouts.
+        A page has at most `limit` rollouts; 0 means the server's default. `where` selects rollouts.
         """
         return await self._client.page(where, page_token, limit=limit)
 
     async def get(self, rollout_id: str, attempt: int = 0) -> Trajectory:
-        """Return the trajectory of a rollout that has ended, or so far. Attempt 0 is the newest.
+        """Return the trajectory of a rollout; if it still runs, the trajectory so far. Attempt 0 means the newest.
 
         Raises NotFound.
         """
@@ -97,7 +96,7 @@ class TrajectoryClient:
     async def replay(self, rollout_id: str, agent: BaseAgent | Runnable, attempt: int = 0) -> Sequence[Difference]:
         """Run an agent in this process on the recorded replies of a rollout. Its tools run again.
 
-        Returns where it differs from the record; an empty list if it does the same. Raises NotFound, and
+        Returns where the agent differs from the record; an empty list if nowhere. Raises NotFound, and
         FailedPrecondition for a rollout that has not ended.
         """
         info = await self._client.get(rollout_id, attempt)
@@ -110,5 +109,5 @@ class TrajectoryClient:
         return [difference for _, difference in comparison.differences()]
 
     async def cancel(self, rollout_id: str, reason: str = "") -> None:
-        """End a running rollout. Its trajectory has the stop reason cancelled."""
+        """Cancel a running rollout. The stop reason of its trajectory is `cancelled`."""
         await self._client.cancel(rollout_id, reason=reason)

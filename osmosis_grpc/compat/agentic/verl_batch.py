@@ -1,4 +1,4 @@
-"""Trajectories as a DataProto of verl, with the tensors that its own rollout workers make."""
+"""Trajectories as a DataProto of verl, with the tensors that verl's own rollout workers make."""
 
 import importlib
 from collections.abc import Sequence
@@ -26,12 +26,12 @@ def tensors(
 
     Args:
         trajectories: Each has one segment of tokens.
-        pad_id: The token on both sides.
-        prompt_length: The width of the prompts; 0 for that of the longest.
-        response_length: The width of the responses; 0 for that of the longest.
+        pad_id: The padding token.
+        prompt_length: The number of tokens in each prompt row; 0 for that of the longest prompt.
+        response_length: The number of tokens in each response row; 0 for that of the longest response.
 
     Raises:
-        InvalidArgument: A trajectory has no tokens or several segments, or is longer than the width.
+        InvalidArgument: A trajectory has no tokens or several segments, or is longer than these lengths.
     """
     rows = [_row(trajectory) for trajectory in trajectories]
     width = prompt_length or max((len(row.prompt_ids) for row in rows), default=0)
@@ -51,7 +51,8 @@ def data_proto(trajectories: Sequence[Trajectory], prompts: Any, pad_id: int) ->
 
     Args:
         trajectories: One for each row of `prompts`.
-        prompts: verl's DataProto. Its columns are in the result, and `meta_info` may have both lengths.
+        prompts: verl's DataProto. The result keeps its columns. Its `meta_info` may set prompt_length and
+            response_length.
         pad_id: The tokenizer's pad_token_id.
 
     Raises:

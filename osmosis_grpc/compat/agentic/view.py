@@ -1,6 +1,6 @@
-"""A trajectory is a view of a rollout's events and its outcome: makes its steps from messages, replies and results.
+"""Makes trajectories from the events and outcomes of rollouts, of any agent.
 
-It works for the rollouts of every agent.
+The steps of a trajectory come from the messages, the replies and the tool results in the events.
 """
 
 import contextlib
@@ -25,16 +25,16 @@ from osmosis_grpc.protocol.types.outcome import OutcomeStatus, lacks
 
 Fields = dict[str, Any]
 BEGAN = "agentic"
-"""The event with which an agent of this package begins: its type, its format, its tools' parameters."""
+"""The first event of an agent of this package: its type, its reply format, and the parameters of its tools."""
 BEGAN_KEYS = frozenset({"agent_type", "format", "parameters", "finish_tools"})
 OWN_STEPS = "agentic_steps"
-"""The event with the steps of an author's run_trajectory(), after its end."""
+"""The event with the steps that an agent's own run_trajectory() returned."""
 STOP_REASON = "stop_reason"
-"""The key of the outcome's extra_fields with the StopReason."""
+"""The key of the StopReason in the outcome's extra_fields."""
 
 
 class StepBuilder:
-    """Appends steps to a trajectory. The methods are called in the order in which things happened.
+    """Appends steps to a trajectory. Call the methods in the order of the events.
 
     `fields` are further fields of the steps, such as `timestamp`.
     """
@@ -46,7 +46,7 @@ class StepBuilder:
         self._finish_tools: Sequence[str] = ()
         self._actions: dict[str, TrajectoryStep] = {}
         self._unread: list[tuple[Unreadable, int]] = []
-        """Actions of the newest reply that cannot be read and have no call id: no tool answers them."""
+        """Unreadable actions of the newest reply that have no call id, so that no tool result answers them."""
 
     def begin(self, reply_format: str, parameters: dict[str, list[str]], finish_tools: Sequence[str]) -> None:
         """Set the format of the replies, the parameters of the tools, and the tools that end the rollout."""
@@ -54,7 +54,7 @@ class StepBuilder:
         self._parameters, self._finish_tools = parameters, finish_tools
 
     def asked(self, messages: Sequence[Message], chat_number: int, **fields: Any) -> None:
-        """Add the new messages of a chat. Results of tools are left out, because returned() adds them."""
+        """Add the new messages of a chat, except tool results, which returned() adds."""
         self.close(**fields)
         for message in messages:
             text = _text(message.get("content"))
@@ -106,14 +106,14 @@ class StepBuilder:
             self._add(StepType.FINAL_ANSWER, _text(given if given is not None else content), chat_number, **fields)
 
     def rewarded(self, reward: float | None, chat_number: int) -> None:
-        """Give the reward of a chat to the first step of its reply."""
+        """Set the reward of a chat on the first step of its reply."""
         for step in self.trajectory.steps:
             if step.metadata.get("chat_number") == chat_number and step.step_type not in _READ:
                 step.reward_score = reward
                 return
 
     def close(self, **fields: Any) -> None:
-        """Add the errors of actions that cannot be read."""
+        """Add the errors of unreadable actions as their results."""
         unread, self._unread = self._unread, []
         for part, chat_number in unread:
             metadata = {"success": False, "error": part.error, "error_type": "bad_arguments"}
@@ -147,9 +147,9 @@ def _result(content: Any) -> Any:
 
 
 class TrajectoryView:
-    """Makes a trajectory of events as they come. Used by all that run, read and stream trajectories.
+    """Makes a trajectory from events as they come.
 
-    At the end, the steps of an author's run_trajectory() replace the steps of its chats and tool calls.
+    At the end, the steps of an agent's own run_trajectory() replace those made from its chats and tool calls.
     """
 
     def __init__(self, request_id: str = "") -> None:
@@ -158,13 +158,13 @@ class TrajectoryView:
         self.ended = False
         """Whether the rollout has ended."""
         self._own_steps: list[TrajectoryStep] = []
-        """The steps that an author's run_trajectory() has made."""
+        """The steps of an agent's own run_trajectory()."""
         self._judged: set[tuple[str, int]] = set()
         self._tokens: int | None = 0
-        """The tokens so far; None if a reply has no counts."""
+        """The number of tokens so far; None if a reply has no usage."""
 
     def add(self, event: TrajectoryEvent) -> list[TrajectoryStep]:
-        """Take the next event. Return the steps that it makes."""
+        """Add the next event, and return the steps that it adds."""
         before = len(self.trajectory.steps)
         kind, at = event.kind, event.time
         self.trajectory.request_id = self.trajectory.request_id or event.rollout_id
@@ -211,7 +211,7 @@ class TrajectoryView:
         self._builder.answered(response.message, kind.chat_number, first, timestamp=at)
 
     def end(self, outcome: RolloutOutcome) -> None:
-        """Take the outcome: the end, the reward, the messages and the tokens. Later outcomes add what is missing."""
+        """Set the end, the reward, the messages and the tokens from the outcome. May be called again with another."""
         made, failure, self.ended = self.trajectory, outcome.failure, True
         if self._own_steps:
             made.set_steps(self._own_steps)
@@ -240,7 +240,7 @@ class TrajectoryView:
 def trajectory_of(recorded: Iterable[TrajectoryEvent], outcome: RolloutOutcome | None = None) -> Trajectory:
     """Return the trajectory of a rollout's events.
 
-    `outcome` has the messages and the tokens, which the event of the end does not have if it came over the network.
+    Pass `outcome` if the events came over the network: their last event lacks the messages and the tokens.
     """
     view = TrajectoryView()
     for event in recorded:
@@ -258,11 +258,11 @@ _NO_REPLY = frozenset(
         FailureReason.TRAINER_UNREACHABLE,
     }
 )
-"""The failures of rollouts whose chat got no reply."""
+"""The reasons of failures in which a chat got no reply."""
 
 
 def stop_reason(outcome: RolloutOutcome, trajectory: Trajectory) -> StopReason:
-    """Return why a rollout ended. Exactly one reason holds for each outcome."""
+    """Return why a rollout ended."""
     match outcome.status:
         case OutcomeStatus.CANCELLED:
             return StopReason.CANCELLED
@@ -274,7 +274,7 @@ def stop_reason(outcome: RolloutOutcome, trajectory: Trajectory) -> StopReason:
     given = outcome.extra_fields.get(STOP_REASON)
     if given in list(StopReason):
         return StopReason(given)
-    return StopReason.FINAL_ANSWER if _answers(trajectory) else StopReason.MAX_STEPS  # an agent loop of another author
+    return StopReason.FINAL_ANSWER if _answers(trajectory) else StopReason.MAX_STEPS  # not an agent of this package
 
 
 def _answers(trajectory: Trajectory) -> bool:

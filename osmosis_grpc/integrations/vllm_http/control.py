@@ -1,7 +1,7 @@
 """Pauses vLLM over plain HTTP, loads and names its weights, and puts it to sleep. Needs the extra `policies` (aiohttp).
 
-vLLM offers these calls only if it was started with the variable VLLM_SERVER_DEV_MODE=1, and does not protect them with
-a key. Keep the port on a private network.
+Start vLLM with the variable VLLM_SERVER_DEV_MODE=1, or it does not offer these calls. It does not protect them with a
+key, so keep the port on a private network.
 """
 
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ class VllmHttpControl(WeightControl):
 
     Args:
         base_url: The server, such as http://127.0.0.1:8000.
-        api_key: The key of a proxy.
+        api_key: The key of a proxy in front of vLLM.
         timeout: How many seconds each call may take.
 
     Raises:
@@ -47,7 +47,7 @@ class VllmHttpControl(WeightControl):
 
         Args:
             mode: What to do with open requests.
-            clear_cache: Whether to drop the cached prefixes, which new weights make necessary. KEEP never drops them.
+            clear_cache: Whether to drop the cached prefixes, as new weights require. The mode KEEP never drops them.
         """
         await self._post("/pause", mode=mode.value, clear_cache=str(clear_cache).lower())
 
@@ -64,14 +64,14 @@ class VllmHttpControl(WeightControl):
         return str(await self._get("/weight_info", "weight_version"))
 
     async def set_weight_version(self, version: str) -> None:
-        """Name the weights, if the way in which they were loaded does not.
+        """Name the weights. Only needed if they were loaded in a way that does not name them.
 
         Raises InvalidArgument for the name "default", which vLLM uses for weights without a name.
         """
         await self._post("/update_weight_version", {"new_version": checked_version(version)})
 
     async def load_weights(self, folder: str) -> None:
-        """Load weights from a folder on vLLM's machine. Call it within `updating`, which names them.
+        """Load weights from a folder on vLLM's machine. Call this within `updating`, which names the weights.
 
         The folder must contain safetensors of the same model. Cached prefixes still come from the old weights until a
         pause with the mode ABORT or WAIT drops them.
@@ -79,12 +79,12 @@ class VllmHttpControl(WeightControl):
         await self.collective_rpc("reload_weights", weights_path=folder)
 
     async def collective_rpc(self, method: str, *args: str, **kwargs: str) -> list[Any]:
-        """Call a method of every worker, and return their results.
+        """Call a method on every worker of vLLM, and return the results, one for each worker.
 
         Args:
             method: The name of the method.
-            *args: Its positional arguments.
-            **kwargs: Its keyword arguments.
+            *args: The method's positional arguments.
+            **kwargs: The method's keyword arguments.
         """
         body = {"method": method, "args": list(args), "kwargs": kwargs}
         return list(await self._post("/collective_rpc", body, key="results") or [])
@@ -103,7 +103,7 @@ class VllmHttpControl(WeightControl):
         await self._post("/sleep", level=level, mode=mode.value)
 
     async def wake_up(self, *tags: str) -> None:
-        """Allocate the memory again: that of the given tags, such as "weights", or by default all of it, and resume."""
+        """Allocate the memory of the given tags, such as "weights", or by default of all, and resume."""
         await self._post("/wake_up", tags=tags)
 
     async def is_sleeping(self) -> bool:
@@ -111,7 +111,7 @@ class VllmHttpControl(WeightControl):
         return bool(await self._get("/is_sleeping", "is_sleeping"))
 
     async def init_weight_transfer(self, info: Mapping[str, Any]) -> None:
-        """Set up the weight transfer. Needs `--weight-transfer-config`. `info` is in the format of vLLM's backend."""
+        """Set up the weight transfer, which needs `--weight-transfer-config`. vLLM's backend defines `info`."""
         await self._post("/init_weight_transfer_engine", {"init_info": dict(info)})
 
     async def start_weight_update(self) -> None:
@@ -119,7 +119,7 @@ class VllmHttpControl(WeightControl):
         await self._post("/start_weight_update")
 
     async def update_weights(self, info: Mapping[str, Any]) -> None:
-        """Let vLLM receive weights. `info` has their names, types and shapes, in the format of its backend."""
+        """Let vLLM receive weights. `info` has their names, types and shapes, in the format of vLLM's backend."""
         await self._post("/update_weights", {"update_info": dict(info)})
 
     async def finish_weight_update(self, version: str) -> None:

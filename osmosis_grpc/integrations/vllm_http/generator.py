@@ -2,7 +2,7 @@
 
     policy = TokenPolicy(renderer, VllmHttpGenerator("http://127.0.0.1:8000"))
 
-Both frontends of vLLM, the Python one and the Rust one, have this API.
+Both frontends of vLLM have this API: the one in Python and the one in Rust.
 """
 
 import asyncio
@@ -29,19 +29,19 @@ def open_http(
 
 
 class VllmHttpGenerator:
-    """A TokenGenerator for vLLM. `async with` closes its connections at the end, as TokenPolicy does.
+    """A TokenGenerator for vLLM. TokenPolicy closes its connections; without one, use `async with`.
 
-    Results have the exact version of each token, even if weights change while a reply is sampled, or no version if the
-    weights have no name. A call raises Unavailable if the weights have lost their name, because the server was
-    restarted.
+    Results have the exact weight version of each token, even if the weights change while a reply is sampled. If the
+    weights have no name, results have no version. If the weights have lost their name, the server was restarted, and
+    the call raises Unavailable.
 
-    To abort a call, the generator closes its HTTP request, and vLLM stops sampling.
+    To abort a call, the generator closes the HTTP request of the call, and vLLM stops sampling.
 
     Args:
         base_url: The server, such as http://127.0.0.1:8000.
-        model: A served name or the name of a loaded adapter; empty for the only model.
+        model: A name under which vLLM serves the model, or the name of a loaded adapter; empty for the only model.
         api_key: The key of `vllm serve --api-key`, or of a proxy.
-        timeout: How many seconds a call may take. A shorter limit of the chat takes precedence.
+        timeout: How many seconds a call may take. A shorter timeout of the request takes precedence.
         connections: The most connections at once.
 
     Raises:
@@ -71,7 +71,7 @@ class VllmHttpGenerator:
         await self._http.exit()
 
     async def generate(self, request: GenerateRequest, /) -> Generated:
-        """See TokenGenerator. Raises InvalidArgument for media."""
+        """Return the sampled tokens, see TokenGenerator. Raises InvalidArgument for media."""
         body = to_body(request, self._model)
         try:
             async with asyncio.timeout(None) as aborted:
@@ -88,13 +88,13 @@ class VllmHttpGenerator:
         return self._read(request, raw)
 
     async def abort(self, request_id: str, /) -> None:
-        """Close the HTTP request of a call, whose generate() then raises Cancelled."""
+        """Close the HTTP request of a call. Its generate() then raises Cancelled."""
         call = self._open.pop(request_id, None)
         if call is not None:
             call.reschedule(0.0)  # a deadline in the past ends the wait at once
 
     async def context_length(self) -> int:
-        """Return the most tokens of a prompt and its reply together; 0 if this server does not say."""
+        """Return the most tokens of a prompt and its reply together; 0 if the server does not report it."""
         raw = await self._http.send("GET", "/v1/models", timeout=SHORT)
         try:
             models: list[Any] = jsontext.parse_reply(raw, "body")["data"]

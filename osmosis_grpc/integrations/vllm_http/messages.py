@@ -30,7 +30,7 @@ def to_body(request: GenerateRequest, model: str) -> dict[str, Any]:
 
 
 def _sampling(sampling: Sampling) -> dict[str, Any]:
-    """Return vLLM's SamplingParams. Numbers are always set; for everything else, absent means off."""
+    """Return vLLM's SamplingParams. Numbers are always set, and any other parameter only if it has an effect."""
     optional = {
         "seed": sampling.seed,
         "stop": list(sampling.stop) or None,
@@ -66,7 +66,7 @@ def from_body(request: GenerateRequest, body: Mapping[str, Any], weights: Weight
     ids: Sequence[int] = typed(choice["token_ids"], list)
     places = typed((choice.get("logprobs") or {}).get("content") or [], list)
     if places and [place["token_id"] for place in places] != ids:
-        raise Internal("the engine's reply has logprobs of other tokens than its own")
+        raise Internal("the engine's reply has logprobs of tokens that it does not have")
     usage = body.get("usage") or {}  # the Rust frontend sends none
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
     return generated(
@@ -84,8 +84,8 @@ def from_body(request: GenerateRequest, body: Mapping[str, Any], weights: Weight
 
 
 def _named(spans: Sequence[Mapping[str, Any]], count: int) -> list[tuple[str, int]]:
-    """Return the names of the weights, each with its number of tokens. Raises Internal if a token has no name."""
+    """Return each weight version with its number of tokens. Raises Internal if the versions do not cover all tokens."""
     ends = [0, *(span["end"] for span in spans)]
     if spans and ([span["start"] for span in spans] != ends[:-1] or ends[-1] != count):
-        raise Internal(f"the engine's versions are not those of its {count} tokens")
+        raise Internal(f"the engine's versions do not cover exactly its {count} tokens")
     return [(typed(span["version"], str), span["end"] - span["start"]) for span in spans]

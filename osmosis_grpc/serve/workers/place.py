@@ -1,7 +1,7 @@
-"""A worker's side of its connection to the supervisor: its place among the workers, messages, and the supervisor's end.
+"""A worker's side of its connection to the supervisor: its place among the workers, and the messages.
 
 A message is one line with a JSON object. The first message has the place and the secret of the workers, so that the
-secret is in no command line and no environment.
+secret is in no command line and no environment. The connection ends when the supervisor ends.
 """
 
 import json
@@ -33,7 +33,7 @@ class Connection:
         self._lock = threading.Lock()
 
     def read(self) -> dict[str, Any] | None:
-        """Return the next message. Wait for it. Return None after the end of the supervisor."""
+        """Wait for the next message, and return it. Return None when the supervisor has ended."""
         try:
             line = self._lines.readline()
         except OSError:
@@ -49,14 +49,14 @@ class Connection:
         self._socket.close()
 
     def send(self, event: str, **fields: Any) -> None:
-        """Send a message. Do nothing after the end of the supervisor."""
+        """Send a message. Do nothing if the supervisor has ended."""
         data = json.dumps({"event": event, **fields}).encode() + b"\n"
         with self._lock, suppress(OSError):
             self._socket.sendall(data)
 
 
 class ToSupervisor(Records):
-    """Sends the records and the texts of this process to the supervisor, which makes one record of those of all."""
+    """Sends the records and texts of this process to the supervisor, which combines those of all workers."""
 
     def __init__(self, connection: Connection) -> None:
         super().__init__(None)
@@ -82,11 +82,11 @@ class Place:
     accepting: int
     """The workers below this number accept new rollouts."""
     secret: str
-    """Workers show it to each other."""
+    """Workers authenticate to each other with it."""
     sockets: Path
-    """The folder with the sockets at which workers reach each other."""
+    """The folder with the sockets over which workers call each other."""
     lock: int
-    """The descriptor of the lock of this worker's state folder; -1 without a journal."""
+    """The file descriptor of the lock of this worker's state folder; -1 without a journal."""
     draining: bool
     """Whether the server was draining when this process started."""
     connection: Connection
@@ -107,13 +107,13 @@ class Place:
         return settings.model_copy(update={"server": options.model_copy(update=own)})
 
     def send_error(self, text: str) -> None:
-        """Send a problem of the start to the supervisor, which prints or logs it."""
+        """Send an error of the start to the supervisor, which prints or logs it."""
         self.connection.send("problem", text=text)
 
     def listen(self, heard: Callable[[dict[str, Any] | None], None]) -> None:
-        """Call `heard` with each message of the supervisor, and with None after its end. A thread calls it.
+        """Call `heard` with each message of the supervisor, and with None after its end.
 
-        So it is called also while code of an agent blocks the event loop.
+        A thread calls `heard`, so that this works even while an agent's code blocks the event loop.
         """
 
         def step() -> bool:
@@ -125,7 +125,7 @@ class Place:
 
 
 def place_of(descriptor: str) -> Place:
-    """Return the place that the supervisor sends over a descriptor."""
+    """Return the place that the supervisor sends over a file descriptor."""
     connection = Connection(int(descriptor))
     first = connection.read()
     if first is None:

@@ -19,22 +19,22 @@ if TYPE_CHECKING:
     from osmosis_grpc.settings.settings import RolloutServerSettings
 
 LONGEST = 80
-"""The longest path of a folder for sockets. The path of a socket has at most about 100 characters."""
+"""The longest path of a folder for sockets. The system allows about 100 characters for the path of a socket."""
 
 FREED = 1.0
-"""A process closes its port within this many seconds after it has released its lock. gRPC closes ports on a thread of
-its own."""
+"""A process closes its port within this many seconds after it has released its lock, because gRPC closes ports on its
+own thread."""
 
 
 @dataclass
 class Plan:
-    """What the supervisor starts. close() releases the locks and the ports, and removes the sockets."""
+    """The workers that the supervisor starts, and what it holds for them until close()."""
 
     accepting: int
-    """The workers from 0 to this number, without it, accept rollouts. The others only finish what they have."""
+    """The workers below this number accept rollouts. The others only finish those in their folders."""
     ports: dict[int, int]
     held: list[socket.socket]
-    """The sockets that hold the ports, also while a worker restarts."""
+    """The sockets that reserve the ports, even while a worker restarts."""
     locks: dict[int, Lock] = field(default_factory=dict)
     """The locks of the state folders, by worker; empty without a journal."""
     sockets: Path = field(default_factory=lambda: _socket_folder())
@@ -74,7 +74,7 @@ def _is_unfinished(folder: Path) -> bool:
     try:
         reader = Reader.look(folder)
     except JournalError:
-        return True  # the worker says what is wrong
+        return True  # when the worker starts, it reports what is wrong
     try:
         return reader.has_unsettled()
     finally:
@@ -118,7 +118,7 @@ def _lock(made: Plan, worker: int, folder: Path) -> None:
 
 
 def _held(options: "RolloutServerSettings", workers: list[int]) -> list[socket.socket]:
-    """Return a socket for each worker that holds its port. Raises OptionError if one is not free."""
+    """Return sockets that reserve the ports of the workers. Raises OptionError if a port is not free."""
     first = options.grpc_port
     try:
         if not first:

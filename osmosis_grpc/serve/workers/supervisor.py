@@ -1,4 +1,4 @@
-"""The supervisor of `serve --workers`: it starts the workers, starts ended ones again, and passes signals on."""
+"""The supervisor of `serve --workers`: starts the workers, restarts those that end, and forwards signals to them."""
 
 import asyncio
 import logging
@@ -27,22 +27,19 @@ RESTART = job("serve.restart_workers", OnFailure.FAIL_OWNER)
 WAIT = job("serve.wait_for_worker", OnFailure.FAIL_OWNER)
 
 PAUSES = 0.2, 30.0
-"""The first and the longest pause, in seconds, before an ended worker starts again."""
+"""The first and the longest pause, in seconds, before a worker is restarted."""
 STABLE = 60.0
-"""After so many seconds, a worker that ends is started after the first pause again."""
+"""If a worker has run for more than this many seconds, the pauses start again with the first one."""
 STARTS = 5
-"""A worker that was never ready may die this many times before the server gives up its first start."""
+"""While the server starts, it gives up when a worker has ended this many times without being ready."""
 SAID_WHY = (1, 2)
 """The exit codes of a worker that has found a mistake, such as a wrong option, and has printed it."""
 KILL_AFTER = 10.0
-"""Workers that still run so many seconds after the drain limit, or after the second signal, are killed."""
+"""Workers that still run this many seconds after the drain limit, or after the second signal, are killed."""
 
 
 class Workers:
-    """The workers of one server. run() ends after a signal, or if a worker cannot start at the beginning.
-
-    A worker that is killed during the first start starts again, at most STARTS times.
-    """
+    """The workers of one server. run() ends after a signal, or if a worker cannot start while the server starts."""
 
     def __init__(self, plan: Plan, options: "RolloutServerSettings", env: Mapping[str, str], out: Records) -> None:
         self._plan = plan
@@ -61,7 +58,7 @@ class Workers:
         self._one_was_ready = False
         self._code = 0
         self._draining = False
-        """Whether an administrator drains the server."""
+        """Whether an administrator is draining the server."""
         self._rolling = self._roll_again = False
         locks = {worker: lock.descriptor for worker, lock in plan.locks.items()}
         self._workers = [
@@ -77,7 +74,7 @@ class Workers:
         loop.add_signal_handler(signal.SIGHUP, self._on_restart)
         tasks: list[asyncio.Task[None]] = []
         try:
-            for group in (self._workers[:1], self._workers):  # an error of the options is said once, by the first
+            for group in (self._workers[:1], self._workers):  # the first one alone prints an error of the options
                 new = group[len(tasks) :]
                 tasks += [self._supervisor.start(KEEP, partial(self._keep, worker)) for worker in new]
                 while not self._stop.is_set() and (missing := [each for each in group if not each.ready.is_set()]):
@@ -89,7 +86,7 @@ class Workers:
             await self._end(tasks)
         finally:
             loop.remove_signal_handler(signal.SIGHUP)
-            signal.signal(signal.SIGHUP, signal.SIG_IGN)  # it would end this process now, with another exit code
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)  # otherwise it would end this process, with another exit code
             for worker in self._workers:
                 worker.kill()
             await self._supervisor.close()
@@ -98,7 +95,7 @@ class Workers:
         return 1 if self._supervisor.failure is not None else self._code
 
     async def _keep(self, worker: WorkerProcess) -> None:
-        """Run a worker, and start it again when it ends."""
+        """Run a worker, and restart it when it ends."""
         backoff = Backoff(*PAUSES, system=SYSTEM)
         clock = asyncio.get_running_loop().time
         deaths = 0
@@ -126,7 +123,7 @@ class Workers:
                 await asyncio.wait_for(self._stop.wait(), pause)
 
     def _give_up(self, worker: WorkerProcess, code: int, deaths: int) -> None:
-        """End the server, because a worker cannot start. If the worker has found a mistake, it has printed it."""
+        """End the server because a worker cannot start. Log this unless the worker has printed why."""
         if code not in SAID_WHY:
             log.error(
                 "worker %d ended %d times before it was ready, at last with exit code %d; the server ends",
@@ -170,7 +167,7 @@ class Workers:
             worker.settled = True
 
     def _forget(self, worker: WorkerProcess) -> None:
-        log.info("worker %d had the rollouts of an earlier --workers; they are settled, and it has left", worker.index)
+        log.info("worker %d has left, because its rollouts of an earlier --workers are settled", worker.index)
         self._workers.remove(worker)
         for other in self._workers:
             other.tell(**self._ports())
@@ -186,7 +183,7 @@ class Workers:
                 log.info("worker %d is beyond --workers; it finishes its rollouts and leaves", worker.index)
 
     async def _either(self, event: asyncio.Event) -> None:
-        """Wait for an event, or for the stop."""
+        """Wait for an event, or until the server is to stop."""
         waits = [self._supervisor.start(WAIT, each.wait) for each in (event, self._stop)]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
@@ -195,7 +192,7 @@ class Workers:
     # Signals.
 
     def _on_stop(self, number: int) -> None:
-        """Pass a signal on. The second one is of the other kind, because two pending signals of a kind are one."""
+        """Forward a signal. The second is sent as the other kind, because pending signals of one kind are merged."""
         self._signals.append(number)
         (self._at_once if self._stop.is_set() else self._stop).set()
         second = signal.SIGINT if self._signals[0] == signal.SIGTERM else signal.SIGTERM
@@ -240,7 +237,7 @@ class Workers:
         self._supervisor.start(RESTART, self._roll)
 
     async def _roll(self) -> None:
-        """Restart the workers one by one. The next one begins when the one before is ready again."""
+        """Restart the workers one by one, each when the one before is ready again."""
         log.info("SIGHUP: the workers restart, one by one")
         for worker in [worker for worker in self._workers if not worker.leaving]:
             await self._either(worker.ready)

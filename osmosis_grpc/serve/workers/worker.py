@@ -1,4 +1,4 @@
-"""The process of one worker: besides serving, it listens to the supervisor and reports to it."""
+"""What the process of a worker does besides serving: it obeys the supervisor and reports to it."""
 
 import asyncio
 import math
@@ -23,15 +23,15 @@ class SupervisorEnded(Exception):
 
 
 class Worker:
-    """One worker. `listen` comes first, and `begin` when it serves."""
+    """One worker. Call listen() first, and begin() when the worker serves."""
 
     def __init__(self, place: Place, options: "RolloutServerSettings", out: Records) -> None:
         self.place = place
         self.out = ToSupervisor(place.connection)
         self.failure: SupervisorEnded | None = None
-        """Set if the supervisor has ended."""
+        """Set when the supervisor has ended."""
         self.restarts = False
-        """Whether the supervisor lets this process end so that a new one starts."""
+        """Whether the supervisor ends this process in order to start a new one."""
         self._limit = options.drain_timeout
         self._ports = dict(place.ports)
         self.config = WorkersConfig(
@@ -45,7 +45,7 @@ class Worker:
         return self.place.index == 0
 
     def listen(self, stop: asyncio.Event, end_after: Callable[[float], None]) -> None:
-        """Obey the supervisor. `stop` is set when this process is to stop, and `end_after` ends it if it does not."""
+        """Obey the supervisor: set `stop` when this process must stop, and end it with `end_after` if it does not."""
         loop = asyncio.get_running_loop()
         self._stop = stop
 
@@ -64,7 +64,7 @@ class Worker:
         self.place.listen(heard)
 
     def clean(self) -> None:
-        """Remove the folder of the sockets, as the supervisor would have done. Its start needs the folder."""
+        """Remove the folder of the sockets, because the supervisor has ended and cannot do it."""
         shutil.rmtree(self.place.sockets, ignore_errors=True)
 
     def _learn(self, ports: dict[int, int]) -> None:
@@ -72,7 +72,10 @@ class Worker:
         self._ports.update(ports)
 
     async def begin(self, server: AgentServer) -> None:
-        """Report drains to the supervisor. Continue a drain, and leave if this worker is beyond --workers."""
+        """Report drains to the supervisor. Drain if the server is draining, or if this worker is beyond --workers.
+
+        A worker beyond --workers leaves when its rollouts are settled.
+        """
         server.on_drain = lambda on: self.place.connection.send("drain", on=on)
         if self.place.leaving or self.place.draining:
             await server.drain()

@@ -14,38 +14,38 @@ from osmosis_grpc.supervise import OnFailure, child, job
 
 MAX_LINE = 1024 * 1024
 LAST_MESSAGES = 1.0
-"""Seconds for the last messages of a process that has ended."""
+"""How many seconds to wait for the last messages of a process that has ended."""
 READ = job("serve.read_worker", OnFailure.RAISE)
 
 Heard = Callable[["WorkerProcess", dict[str, Any]], None]
 
 
 class WorkerProcess:
-    """A worker, which has one process at a time."""
+    """A worker. It has one process at a time."""
 
     def __init__(self, index: int, port: int, lock: int, *, leaving: bool = False) -> None:
         self.index = index
         self.port = port
         self.lock = lock
-        """The descriptor of the lock of its state folder; -1 without a journal."""
+        """The file descriptor of the lock of its state folder; -1 without a journal."""
         self.leaving = leaving
-        """Whether it only finishes the rollouts in its folder."""
+        """Whether the worker only finishes the rollouts in its folder."""
         self.ready = asyncio.Event()
-        """Set while it serves."""
+        """Set while the worker serves."""
         self.said_ready: dict[str, Any] = {}
-        """Its record `ready`, if the last process has sent one."""
+        """The record `ready` of the newest process; empty if it has sent none."""
         self.banner = ""
         self.said_stopped: dict[str, Any] = {}
-        """Its record `stopped`, if the last process has sent one."""
+        """The record `stopped` of the newest process; empty if it has sent none."""
         self.settled = False
-        """Whether it has left because its folder has no unfinished work."""
+        """Whether the worker has left, because all rollouts in its folder are settled."""
         self.restarting = False
-        """Whether the supervisor lets its process end so that a new one starts."""
+        """Whether the supervisor ends the process in order to start a new one."""
         self._process: asyncio.subprocess.Process | None = None
         self._writer: asyncio.StreamWriter | None = None
 
     async def run(self, command: Sequence[str], env: Mapping[str, str], place: Mapping[str, Any], heard: Heard) -> int:
-        """Run a process until it ends, and return its exit code. After a signal it is 128 plus the signal's number."""
+        """Run a process until it ends, and return its exit code: 128 plus the number of a signal that ended it."""
         ours, theirs = socket.socketpair()
         with theirs:
             descriptors = [theirs.fileno(), *([self.lock] if self.lock >= 0 else [])]
