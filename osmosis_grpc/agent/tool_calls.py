@@ -24,7 +24,7 @@ from osmosis_grpc.protocol.types.json_values import readable
 from osmosis_grpc.protocol.types.jsontext import repaired
 from osmosis_grpc.protocol.types.messages import copy_message
 from osmosis_grpc.protocol.types.outcome import clip, describe, printable
-from osmosis_grpc.protocol.types.stack_frames import own_lines
+from osmosis_grpc.protocol.types.stack_frames import own_lines, short_path
 from osmosis_grpc.supervise import OnFailure, child, job
 
 log = logging.getLogger(__name__)
@@ -229,15 +229,29 @@ async def _execute(call: Any, executor: Callable[[Any], Awaitable[Any]], raises:
     return message
 
 
+_EXPECTED = (ToolArgumentError, ToolExecutionError, ValueError)
+"""Wrong arguments of the model, and errors that tools raise on purpose. Their place does not matter."""
+
+
 def _log_failed(name: str, error: Exception) -> None:
-    """Log an exception of a tool with its place. Wrong arguments of the model and expected errors are not logged."""
-    if isinstance(error, ToolArgumentError | ToolExecutionError | ValueError):
-        return
+    """Log an exception of a tool with its place, unless it is expected."""
+    if not isinstance(error, _EXPECTED):
+        text = clip(f"{type(error).__name__}: {describe(error)}")
+        log.info("the tool %s raised %s%s", printable(name), printable(text), _place(error))
+
+
+def _place(error: BaseException) -> str:
     lines = own_lines(error, 1)
-    place = f" at {lines[0][0]}:{lines[0][1]}" if lines else ""
-    log.info(
-        "the tool %s raised %s%s", printable(name), printable(clip(f"{type(error).__name__}: {describe(error)}")), place
-    )
+    return f" at {short_path(lines[0][0])}:{lines[0][1]}" if lines else ""
+
+
+def _with_place(run: ToolRun) -> str:
+    """Return the error for people: that of the model, with its type and place unless it is expected."""
+    text, error = run.error_text, run.error
+    if error is None or isinstance(error, _EXPECTED):
+        return text
+    kind = f"{type(error).__name__}: "
+    return f"{'' if text.startswith(kind) else kind}{text}{_place(error)}"
 
 
 def _message(call_id: str, result: Any) -> Message:
@@ -297,7 +311,7 @@ class RunningToolCall:
                     tool_call_id=run.call_id,
                     name=run.name,
                     latency=run.latency or 0.0,
-                    error=clip(run.error_text),
+                    error=clip(_with_place(run)),
                     message=None if message is None else copy_message(sendable, "message", any_role=True),
                     sample=run.sample,
                     chat_number=run.chat_number,

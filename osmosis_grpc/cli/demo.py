@@ -134,8 +134,11 @@ def run_demo(as_json: bool, agent: Sequence[str] = (), state_dir: str | None = N
         if agent:
             about = f"The mock called every tool, and answered {ANSWER}."
         out.say(f"{done} of {len(outcomes)} rollouts COMPLETED. {about}")
-        for text in dict.fromkeys(outcome.failure.message for outcome in outcomes if outcome.failure):
-            out.say(f"A rollout failed: {text}")
+        failures = [outcome.failure for outcome in outcomes if outcome.failure]
+        for text in dict.fromkeys(f"{each.message}{f' (at {each.where})' if each.where else ''}" for each in failures):
+            out.say(f"A rollout failed: {printable(text)}")
+        if failures and agent:
+            out.say(f"The task is {QUESTION!r}. To run your own rows: {program()} test -m MODULE:ATTR -d FILE")
         if state_dir is not None:
             kept = shlex.quote(state_dir)
             out.say(f"To look at them: {program()} view --from {kept}")

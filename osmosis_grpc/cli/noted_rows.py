@@ -1,4 +1,4 @@
-"""The rows of a run to look at: what failed, what has no reward or no score, what was cut, and the lowest rewards."""
+"""The rows of a run to look at: failures, no reward or score, errors of tools, what was cut, and the lowest rewards."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -8,6 +8,7 @@ from osmosis_grpc.records.evaluate import RowResult
 from osmosis_grpc.records.reading.phrases import counted
 
 MOST_LINES = 3
+WITH_TOOL_ERRORS = "with errors of tools"
 MOST_ROWS = 5
 """A line names at most this many rows."""
 
@@ -30,7 +31,8 @@ class _Rows:
 
     def text(self) -> str:
         more = f" and {self.count - len(self.names)} more" if self.count > len(self.names) else ""
-        return f"({'row' if self.count == 1 else 'rows'} {', '.join(self.names)}{more})"
+        names = sorted(self.names, key=lambda name: [int(part) for part in name.split(".")])
+        return f"({'row' if self.count == 1 else 'rows'} {', '.join(names)}{more})"
 
 
 class Noted:
@@ -38,7 +40,7 @@ class Noted:
 
     def __init__(self, *, rewards: bool) -> None:
         self._rewards = rewards
-        self._kinds = {name: _Rows() for name in ("failed", "without a score", "without a reward")}
+        self._kinds = {name: _Rows() for name in ("failed", "without a score", WITH_TOOL_ERRORS, "without a reward")}
         self._cut: dict[str, _Rows] = {}
         self._lowest: tuple[float, _Rows] | None = None
         self._highest = float("-inf")
@@ -50,6 +52,8 @@ class Noted:
             return
         if result.score_errors:
             self._kinds["without a score"].add(result)
+        if result.tool_errors:
+            self._kinds[WITH_TOOL_ERRORS].add(result)
         if result.cut:
             self._cut.setdefault(result.cut, _Rows()).add(result)
         if not self._rewards:

@@ -105,6 +105,8 @@ class Conversation:
         took = "" if end.latency is None else f" ({end.latency * 1000:.1f} ms)"
         if result is not None:
             yield from self._text(f"result{took}", result.get("content"), "error" if end.error else "")
+            if end.error not in text_of(result.get("content")):  # the model does not get the type and the place
+                yield from self._text("raised", end.error, "error")
         elif end.error:
             yield from self._text(f"error{took}", end.error, "error")
         else:

@@ -133,6 +133,10 @@ def _raised(trial: Trial, text: str, *, failed: bool) -> _Row:
 
 def _usual_mistake(error: BaseException) -> str:
     """Return the hint for a mistake that many authors make; empty for any other exception."""
+    if isinstance(error, KeyError):
+        return (
+            "the task of this check has a label, and only ground_truth in its metadata; `test -d FILE` runs your rows"
+        )
     if isinstance(error, AttributeError) and isinstance(error.obj, dict):
         return 'messages and tool calls are dicts: message["content"], call["function"]["name"]'
     if isinstance(error, RunNotAsyncError):

@@ -16,7 +16,7 @@ _REASONS = {
 
 
 def check_free(host: str, port: int) -> None:
-    """Bind a plain socket and close it. Raises OSError with the reason if the address is not free.
+    """Bind a plain socket and close it. Raises OSError with the reason and its errno if the address is not free.
 
     gRPC itself would print a line to stderr, and its exception has no reason.
     """
@@ -38,7 +38,9 @@ def check_free(host: str, port: int) -> None:
             problem = problem or error
     if problem is not None:
         reason = _REASONS.get(problem.errno or 0) or problem.strerror or str(problem)
-        raise OSError(f"cannot listen on {shown}:{port}: {reason}")
+        raised = OSError(f"cannot listen on {shown}:{port}: {reason}")
+        raised.errno = problem.errno
+        raise raised
 
 
 def hold_ports(host: str, ports: Sequence[int]) -> list[socket.socket]:

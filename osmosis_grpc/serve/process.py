@@ -1,6 +1,7 @@
 """Runs one agent server process: listeners, signals, the ready record, shutdown and exit code."""
 
 import asyncio
+import errno
 import gc
 import logging
 import os
@@ -221,7 +222,11 @@ async def _grpc(
         text = "{error}; {state_dir} chooses another folder, {no_journal} keeps no journal"
         raise OptionError(text, error=error) from None
     except OSError as error:
-        raise OptionError("{error}; {grpc_port} chooses another port", error=error) from None
+        text = "{error}; {grpc_port} chooses another port"
+        if error.errno == errno.EADDRINUSE:
+            text += ", and for a second server so do {http_port} and {state_dir}; "
+            text += "`osmosis-grpc ping {address}` asks who has it"
+        raise OptionError(text, error=error, address=f"{options.host}:{options.grpc_port}") from None
 
 
 async def _http(stack: AsyncExitStack, server: AgentServer, settings: "RolloutSettings", *, is_first: bool) -> Any:

@@ -36,6 +36,10 @@ def lines(*results, rewards=True):
             [row(0, status="REFUSED", recorded=False), row(1, status="FAILED")],
             [("2 failed (rows 0, 1)", "1")],
         ),
+        "a tool that raised": (
+            [row(10, tool_errors=1), row(2, tool_errors=2), row(3)],
+            [("2 with errors of tools (rows 2, 10)", "10")],
+        ),
         "no reward": ([row(0, reward=None), row(1)], [("1 without a reward (row 0)", "0")]),
         "no score": ([row(0, scores={}, score_errors={"f": "x"})], [("1 without a score (row 0)", "0")]),
         "cut": ([row(0, cut="length"), row(1)], [("1 row cut by length (row 0)", "0")]),

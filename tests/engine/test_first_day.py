@@ -37,7 +37,7 @@ async def answers(call):
     return create_tool_result(call["id"], "done")
 
 
-# T7: where an agent raised
+# Where an agent raised
 
 
 class Weather:
@@ -144,7 +144,7 @@ async def test_a_failure_without_an_exception_has_no_place(hosting):
     assert (failure.file, failure.line, failure.frames, failure.where) == ("", 0, (), "")
 
 
-# T10: which tools ran
+# Which tools ran
 
 
 async def by_helper(ctx):
@@ -263,7 +263,7 @@ async def test_an_error_that_a_tool_was_turned_into_is_in_its_event(hosting):
     assert (returned.error, returned.message["content"]) == ("no 'city'", "Error: no 'city'")
 
 
-# T12: a default limit, the tool's name, stalls
+# A default limit, the tool's name, stalls
 
 
 async def hangs_in_a_tool(ctx):
@@ -384,7 +384,7 @@ async def test_many_stalls_are_counted(hosting, caplog):
     assert lines[-1] == "15 more rollouts have made no progress for as long"
 
 
-# T13: an agent that never ends
+# An agent that never ends
 
 
 async def never_ends(ctx):

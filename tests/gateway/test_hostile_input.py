@@ -469,9 +469,6 @@ async def test_an_answer_ends_a_body_that_is_not_read(start):
         writer.close()
 
 
-# A13
-
-
 async def test_no_page_of_another_origin_is_let_in(gateway):
     origin = {"origin": "http://evil.example", "access-control-request-method": "POST"}
     answer = await gateway.client.options(INIT, headers=origin)

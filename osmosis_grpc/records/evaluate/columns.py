@@ -156,7 +156,8 @@ class Columns:
         return ", ".join(names[:SHOWN]) + more if names else "none"
 
     def _no_prompt(self) -> str:
-        first = next(iter(self._raw), "COLUMN")
+        fields = {*FIELDS, *LABELS, *PROMPTS}
+        first = next((name for name in self._raw if str(name).lower() not in fields), "COLUMN")
         return (
             f"has no column user_prompt, messages or prompt; it has: {self._known()}; "
             f"name one: --map {first}=user_prompt"

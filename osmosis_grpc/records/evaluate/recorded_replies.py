@@ -2,13 +2,16 @@
 
 from collections import OrderedDict
 from dataclasses import replace
+from itertools import zip_longest
+from typing import Any
 
 from osmosis_grpc.engine.recorded_chats import Diverged, Recording
 from osmosis_grpc.protocol.errors import CallError, FailedPrecondition
-from osmosis_grpc.protocol.types import ChatRequest, ChatResponse, TrajectoryEvent, events
+from osmosis_grpc.protocol.types import ChatRequest, ChatResponse, Message, TrajectoryEvent, events, jsontext
 from osmosis_grpc.protocol.wire.status import from_code
 from osmosis_grpc.records.evaluate.errors import RunError
 from osmosis_grpc.records.evaluate.run_folder import RunFolder
+from osmosis_grpc.records.reading.message_text import text_of
 from osmosis_grpc.storage import JournalError, Reader
 from osmosis_grpc.storage.journal.schema import FILE
 from osmosis_grpc.storage.journal.stored_rollouts import read_on_thread
@@ -17,6 +20,8 @@ from osmosis_grpc.supervise import SYSTEM
 COMPARED = ("messages", "tools", "parent_chat", "purpose", "policy")
 CACHED = 256
 """How many rows' recordings are kept in memory."""
+MOST_CHARS = 80
+"""The most characters that an error shows of a message."""
 
 
 class RecordedReplies:
@@ -90,7 +95,22 @@ class _Recorded:
         names = sorted(asked.params.keys() | before.params.keys())
         params = [name for name in names if asked.params.get(name) != before.params.get(name)]
         fields = [name for name in COMPARED if getattr(asked, name) != getattr(before, name)]
-        return [*(name.replace("_", " ") for name in fields), *params]
+        return [*(_changed(name, getattr(before, name), getattr(asked, name)) for name in fields), *params]
+
+
+def _changed(name: str, before: Any, now: Any) -> str:
+    """Return the name of a field that differs, and of messages the first one that does."""
+    if name != "messages":
+        return name.replace("_", " ")
+    pairs = enumerate(zip_longest(before, now), start=1)
+    number, (then, message) = next((at, pair) for at, pair in pairs if pair[0] != pair[1])
+    texts = ["not there" if each is None else repr(_text(each)[:MOST_CHARS]) for each in (then, message)]
+    role = (message or then).get("role")
+    return f"messages (of the new ones, number {number} from {role} was {texts[0]} and is {texts[1]})"
+
+
+def _text(message: Message) -> str:
+    return text_of(message.get("content")) or jsontext.render(message.get("tool_calls"))
 
 
 def _as_asked(event: TrajectoryEvent) -> TrajectoryEvent:

@@ -79,6 +79,8 @@ class RowResult:
     """The reference answer, at most MOST_PROMPT characters."""
     duration_ms: float = 0.0
     token_usage: Mapping[str, int] = field(default_factory=dict)
+    tool_errors: int = 0
+    """The number of tool calls that raised or returned an error."""
     cost: float | None = None
     """The cost of the replies in dollars; None if it is unknown."""
     attempt: int = 1
@@ -116,7 +118,7 @@ class RowResult:
         return cls(**{name: value for name, value in record.items() if name in cls.__slots__})
 
 
-def result_of(row: Row, outcome: RolloutOutcome, cost: float | None) -> RowResult:
+def result_of(row: Row, outcome: RolloutOutcome, cost: float | None, tool_errors: int) -> RowResult:
     """Return the result for an outcome."""
     metrics, failure = outcome.metrics, outcome.failure
     ended = outcome.status is not OutcomeStatus.COMPLETED
@@ -142,6 +144,7 @@ def result_of(row: Row, outcome: RolloutOutcome, cost: float | None) -> RowResul
             "total_tokens": metrics.prompt_tokens + metrics.response_tokens,
             "num_llm_calls": metrics.num_llm_calls,
         },
+        tool_errors=tool_errors,
         cost=cost,
     )
 

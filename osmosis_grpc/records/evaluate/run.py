@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import inspect
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -109,7 +110,9 @@ class Run:
         self._folder = folder
         self._config = config
         self._scorer = scorer
-        self._host = LocalHost(agent_loop, policy, _limits(config), folder=folder.path)
+        self._host = LocalHost(agent_loop, policy, _limits(config), folder=folder.path, sinks=[self._count_tool_error])
+        self._tool_errors: Counter[tuple[str, int]] = Counter()
+        """The failed tool calls of the running rollouts, by rollout id and attempt."""
         self._active = 0
         """The number of rollouts that are being accepted or have not ended."""
         self._waiting: dict[tuple[str, int], _Waiting] = {}
@@ -180,7 +183,8 @@ class Run:
                 score_errors=None if self._scorer is None else {},
             )
             return refused, None
-        result = result_of(row, outcome, sum(costs) if costs else None)
+        tool_errors = self._tool_errors.pop((outcome.rollout_id, outcome.attempt), 0)
+        result = result_of(row, outcome, sum(costs) if costs else None, tool_errors)
         return await self._score(engine, row, result, outcome), outcome
 
     async def _outcome(self, engine: Engine, row: Row, attempt: int, costs: list[float]) -> RolloutOutcome:
@@ -207,7 +211,7 @@ class Run:
             finally:
                 self._active -= 1
             # An earlier process got the outcome, but stopped before it wrote the result.
-            waiting.costs += self._paid(engine.log.trajectory(*key))
+            self._read_earlier(engine, key, waiting)
             outcome = (await engine.rollouts.info(record)).outcome
             assert outcome is not None
             return outcome
@@ -233,8 +237,9 @@ class Run:
         """Return the peer of a rollout that an earlier process left unfinished."""
         request = entry.init.request
         waiting = _Waiting(asyncio.get_running_loop().create_future())
-        waiting.costs += self._paid(engine.log.trajectory(request.rollout_id, request.attempt))
-        self._waiting[request.rollout_id, request.attempt] = waiting
+        key = request.rollout_id, request.attempt
+        self._read_earlier(engine, key, waiting)
+        self._waiting[key] = waiting
         return self._peer(waiting)
 
     def _peer(self, waiting: _Waiting) -> Peer:
@@ -263,11 +268,16 @@ class Run:
         cost = None if self._config.free else cost_of(response, self._config.price)
         return [] if cost is None else [cost]
 
-    def _paid(self, trajectory: Iterable[TrajectoryEvent]) -> Iterator[float]:
-        """Yield the costs of the replies that an earlier process got."""
-        for event in trajectory:
+    def _read_earlier(self, engine: Engine, key: tuple[str, int], waiting: _Waiting) -> None:
+        """Count the costs and the failed tool calls that a rollout has from an earlier process."""
+        for event in engine.log.trajectory(*key):
+            self._count_tool_error(event)
             if isinstance(event.kind, events.ChatAnswered) and not (event.kind.recorded_event or event.kind.forked):
-                yield from self._cost(event.kind.response)
+                waiting.costs += self._cost(event.kind.response)
+
+    def _count_tool_error(self, event: TrajectoryEvent) -> None:
+        if isinstance(event.kind, events.ToolReturned) and event.kind.error:
+            self._tool_errors[event.rollout_id, event.attempt] += 1
 
     async def _score(self, engine: Engine, row: Row, result: RowResult, outcome: RolloutOutcome) -> RowResult:
         """Add the scores of the eval functions to a result. Without eval functions, the score is the reward.

@@ -22,6 +22,8 @@ from osmosis_grpc.storage.state_folders import fsync
 
 RUNS = Path(".osmosis/runs")
 """The parent of all run folders, unless the user names another folder."""
+SAME = ("command", "agent_loop", "dataset", "offset", "rows")
+"""What two runs have in common if it makes sense to compare them."""
 SCHEMA_VERSION = 1
 """The version of run.json, of the rows in results.jsonl, and of the output of the commands."""
 NEWEST = "last"
@@ -159,13 +161,13 @@ class RunFolder:
         return f"{self.about.get('command', 'test')}-{self.about['id']}-{row}"
 
     def before(self) -> Path | None:
-        """Return the newest other run below RUNS of the same command and dataset; None if there is none."""
-        about = [self.about.get(name) for name in ("command", "dataset", "agent_loop")]
+        """Return the newest earlier run below RUNS of the same command, agent and rows that is no replay, or None."""
+        about = [self.about.get(name) for name in SAME]
         for path in reversed(_runs()):
             if path.name < self.path.name and path.parent == self.path.parent:
                 with contextlib.suppress(RunError):
                     other = self.open(str(path)).about
-                    if [other.get(name) for name in ("command", "dataset", "agent_loop")] == about:
+                    if not other.get("replay") and [other.get(name) for name in SAME] == about:
                         return path
         return None
 

@@ -49,9 +49,6 @@ def request(**fields):
     )
 
 
-# S2
-
-
 @pytest.mark.row("SDK S2")
 async def test_a_context_has_a_mock_model():
     reply = MagicMock(message=HELLO, has_tool_calls=False)
@@ -102,9 +99,6 @@ async def test_rewards_samples_and_tools_work_without_a_server():
 def test_ctx_llm_and_a_client_are_models():
     assert isinstance(RolloutContext(request=request()).llm, LLMClientProtocol)
     assert isinstance(mock_model(), LLMClientProtocol)
-
-
-# S3
 
 
 class Looks(RolloutAgentLoop):
@@ -183,7 +177,7 @@ async def test_the_tools_can_be_chosen_for_a_chat():
     assert asked.tools == [PLAIN]
 
 
-# S8: the context of a rollout
+# The context of a rollout
 
 
 @pytest.mark.row("SDK S8")

@@ -68,7 +68,7 @@ async def outcome_of(agent, trainer, **body):
         return await trainer.completed()
 
 
-# S2: the test client
+# The test client
 
 
 @pytest.mark.row("SDK S2")
@@ -105,9 +105,6 @@ def test_an_application_allows_the_targets_that_it_names():
 def test_another_caller_does_not_count_as_the_test_client():
     with TestClient(create_app(CalculatorAgent()), client=("192.0.2.1", 5)) as client:
         assert client.post("/v1/rollout/init", json=HELLO).status_code == 422
-
-
-# S5
 
 
 @pytest.mark.parametrize(
@@ -148,9 +145,6 @@ async def test_a_rollout_completes_whatever_the_usage(monkeypatch):
     assert seen == [2]
 
 
-# S9
-
-
 @pytest.mark.row("SDK S9")
 async def test_the_schemas_of_an_init_have_strict_and_parameters():
     plain = {"type": "function", "function": {"name": "now", "description": "The time."}}
@@ -161,9 +155,6 @@ async def test_the_schemas_of_an_init_have_strict_and_parameters():
     none = {"type": "object", "properties": {}, "required": []}
     assert [tool["function"].get("strict") for tool in answer.json()["tools"]] == [False, True]
     assert [tool["function"].get("parameters") for tool in answer.json()["tools"]] == [none, none]
-
-
-# S10
 
 
 @pytest.mark.row("SDK S10")
@@ -218,9 +209,6 @@ def test_serve_agent_loop_has_a_key(served):
     for wrong in ({"reload": True}, {"local_debug": True, "host": "0.0.0.0"}):
         with pytest.raises(ValueError, match=r"reload|token"):
             serve_agent_loop(CalculatorAgent(), **wrong)
-
-
-# S12
 
 
 LAX = {
@@ -314,9 +302,6 @@ async def test_a_grpc_trainer_refuses_other_roles_by_name():
     assert "messages[1].role: 'observation' is not one of assistant, " in outcome.failure.message
 
 
-# S13
-
-
 async def logs(ctx):
     assert ctx.debug_enabled
     ctx.log_event("pre_llm", turn=0)
@@ -380,9 +365,6 @@ def test_odd_ids_name_no_file(tmp_path, rollout_id, plain):
     assert name.isascii()
 
 
-# S8
-
-
 @pytest.mark.row("SDK S8")
 async def test_the_client_has_the_parameters_and_attributes_of_the_sdk():
     async with LegacyTrainer() as trainer, OsmosisLLMClient(trainer.url + "/", "r8", None, 5.0, 1) as client:
@@ -395,9 +377,6 @@ async def test_the_client_has_the_parameters_and_attributes_of_the_sdk():
     assert (chat["temperature"], chat["top_p"], chat["max_tokens"], chat["stop"]) == (0.25, 0.5, 7, ["END"])
     assert (type(counted), counted.num_llm_calls) == (RolloutMetrics, 1)
     assert trainer.outcomes[0]["metrics"]["num_llm_calls"] == 1
-
-
-# S1
 
 
 @pytest.mark.row("SDK S1")
@@ -415,9 +394,6 @@ async def test_each_sample_has_a_reward_and_the_contract_has_that_of_the_rollout
     assert outcome.reward == 0.75
     async with LegacyTrainer() as trainer:
         assert (await outcome_of(Agent(run), trainer))["reward"] == 0.75
-
-
-# S11
 
 
 @pytest.mark.row("SDK S11")

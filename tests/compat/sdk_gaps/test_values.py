@@ -47,9 +47,6 @@ def call(name, arguments="{}", call_id="c0"):
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-# S4
-
-
 async def fails(tool_call):
     if tool_call["function"]["name"] == "bad":
         raise LookupError("no such row")
@@ -107,9 +104,6 @@ async def test_in_a_rollout_the_agent_decides_what_an_exception_means(caught):
     assert outcome.metrics.num_tool_calls == 1
 
 
-# S7
-
-
 async def tokens_of(block):
     found = []
 
@@ -165,7 +159,7 @@ async def test_without_tokens_the_lists_are_empty():
     assert (len(reply.token_ids.array), reply.token_ids.array.dtype) == (0, "uint32")
 
 
-# S8: pydantic's habits
+# Pydantic's habits
 
 
 GIVEN = {
@@ -321,7 +315,7 @@ def test_errors_are_made_by_position():
     assert str(OsmosisTimeoutError("late")) == "late"
 
 
-# S9: what the model reads
+# What the model reads
 
 
 @pytest.mark.parametrize(

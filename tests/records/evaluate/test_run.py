@@ -236,10 +236,9 @@ async def test_a_replay_of_an_agent_that_asks_something_else_fails_with_the_chat
 
     _, results, _ = await replayed(tmp_path, Changed(), dataset, first)
     assert {result.reason for result in results.values()} == {"CHAT_REFUSED"}
-    said = (
-        f"chat 1 of sample main of row 0 is not the chat that {first.path} has: other messages; run it without --replay"
-    )
+    said = f"chat 1 of sample main of row 0 is not the chat that {first.path} has: "
     assert said in results[0].error
+    assert "number 2 from user was not there and is 'And why?'" in results[0].error
 
 
 async def test_a_replay_of_a_row_that_was_not_run_fails(tmp_path, dataset):
