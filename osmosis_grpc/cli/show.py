@@ -78,7 +78,7 @@ class RolloutText:
     def __init__(
         self, info: RolloutInfo, history: History, wanted: Wanted, screen: Screen, *, now: float, stopped: bool = False
     ) -> None:
-        """Times of an unfinished rollout end at `now`, in Unix seconds. If `stopped`, no process runs the rollout."""
+        """Let the times of an unfinished rollout end at `now`, in Unix seconds. If `stopped`, no process runs it."""
         self._state = INTERRUPTED if stopped and info.end_time is None else str(info.state)
         self._info = info
         self._history = history
