@@ -17,7 +17,7 @@ from osmosis_grpc.serve.json_output import records, usage_error
 TEMPLATES = {"minimal": "server", "tools": "server", "openai": "server,openai"}
 """The templates, with the extras of osmosis-grpc that each needs."""
 NEEDED = {"openai": "openai"}
-"""The templates whose agent imports a package that osmosis-grpc does not need, with the name of the package."""
+"""The templates whose agent imports a further package, with the name of the package."""
 ENDING = ".template"
 """The suffix of files in a template, so that no tool takes them for modules of this package."""
 _INSTALL = "Install the package that the agent uses:\n\n    pip install {}\n\n"

@@ -42,7 +42,7 @@ def chosen_server(command: str, options: SourceOptions, place: Place | None = No
     except ValueError:
         usage_error(
             command,
-            f"{target} is not loopback, and the token would be sent there in plain text: use TLS (--tls), "
+            f"{target} is not loopback, and the token would travel there in plain text: use TLS (--tls), "
             "or pass --insecure",
         )
     names = "--from" if place else "--server", "--server-token" if command == "view" else "--token"

@@ -138,7 +138,7 @@ class Scheduler(SchedulerPort):
         self.changed()
 
     def continue_at(self, rollout: Rollout, server_key: str) -> None:
-        """Continue a rollout of an earlier process at the server with this key, or elsewhere if there is no such one."""
+        """Continue a rollout of an earlier process at the server with this key, or elsewhere without that server."""
         self.rollouts[rollout.request.rollout_id] = rollout
         server = next((server for server in self.servers if server.server_key == server_key), None)
         if server is not None:

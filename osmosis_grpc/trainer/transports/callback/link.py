@@ -328,7 +328,7 @@ class CalledServer(AgentServerLink):
         return await self._ask("Annotate", request, annotation_pb2.AnnotateResponse)
 
     async def _ask(self, method: str, request: Message, answer: type[Answer]) -> Answer:
-        """Return the server's answer, repeating the call if the connection breaks. Raises CallError, close()'s error."""
+        """Return the server's answer, repeating the call if the connection breaks. Raises CallError, or as close()."""
         async with self._slots:
             while True:
                 try:
