@@ -1,1 +1,1 @@
-"""HTTP in front of an agent server: the legacy contract."""
+"""Serves the legacy HTTP contract in front of an agent server."""

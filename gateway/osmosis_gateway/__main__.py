@@ -1,6 +1,6 @@
 """python -m osmosis_gateway --target HOST:PORT -p 9000
 
-osmosis_grpc.settings declares the options. Heavy imports are in the functions, so that --help is fast.
+osmosis_grpc.settings declares the options. Functions import the heavy modules, so that --help is fast.
 """
 
 import asyncio
@@ -130,8 +130,8 @@ def _callback_key(path: Path) -> str:
         return check_token(path.read_text().strip())
     except (OSError, ValueError) as error:
         log.warning(
-            "--callback-key-file %s cannot be used: %s; after a restart the gateway will refuse the callbacks of this "
-            "one; name a file that can be written",
+            "--callback-key-file %s cannot be used: %s; after a restart, the gateway will refuse callbacks for the "
+            "rollouts that it starts now; name a file that can be written",
             path,
             error.strerror if isinstance(error, OSError) else error,
         )
@@ -139,7 +139,7 @@ def _callback_key(path: Path) -> str:
 
 
 def add_gateway(app: typer.Typer, name: str) -> None:
-    """Add the command to an application."""
+    """Add the gateway's command to an application."""
     add_command(app, name, "--target HOST:PORT [OPTIONS]", run, of="gateway")
 
 

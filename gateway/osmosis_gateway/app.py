@@ -10,7 +10,7 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
-import osmosis_grpc.endpoints  # noqa: F401 # serves the base URLs of rollouts
+import osmosis_grpc.endpoints  # noqa: F401 # lets agents ask for the base URL of a rollout
 from osmosis_gateway.http_server import InProcessRollouts, NotStarted, tokens_of
 from osmosis_gateway.leases import Leases, LeaseTimes
 from osmosis_gateway.legacy_trainers import HttpTrainers
@@ -65,16 +65,16 @@ def create_app(
 ) -> FastAPI:
     """Return an application for uvicorn or for Starlette's TestClient.
 
-    Parameters that are left out come from the settings. `max_concurrent` is 100 by default in the settings.
-    `on_startup` and `on_shutdown` are awaited when the application starts and stops. ctx.log_event writes
-    `debug_dir`/ROLLOUT_ID.jsonl, and all events of a rollout are in a subfolder with the start time as its name. At the
-    stop, the application waits DRAIN_TIMEOUT seconds for running rollouts, but not if a TestClient started one.
+    Parameters that are left out come from the settings, where `max_concurrent` is 100 by default. `on_startup` and
+    `on_shutdown` are awaited when the application starts and stops. ctx.log_event writes to
+    `debug_dir`/ROLLOUT_ID.jsonl; all events of a rollout go to a subfolder named after the start time. When the
+    application stops, it waits up to DRAIN_TIMEOUT seconds for running rollouts, unless a TestClient started one.
 
     `api_key` is the token that callers must send. It replaces the tokens of the settings. Without a token, a caller on
-    this machine can only name a trainer on this machine, or one that `allow_target` names: HOST, HOST:PORT or a
-    network. A TestClient counts as a caller on this machine. `credentials`, `server_host` and `server_port` of the
-    Osmosis SDK have no effect, because nothing is registered anywhere. Raises ValueError for an invalid `api_key` or
-    `allow_target`.
+    this machine can only use a trainer on this machine, or one that `allow_target` lists: HOST, HOST:PORT or a
+    network. A TestClient counts as a caller on this machine. The Osmosis SDK's `credentials`, `server_host` and
+    `server_port` have no effect, because the server registers with no platform. Raises ValueError for an invalid
+    `api_key` or `allow_target`.
     """
     _ignore("create_app", platform, ("credentials", "server_host", "server_port"))
     known = settings or get_settings()
@@ -120,15 +120,15 @@ def agent_app(
     """Return an application with an agent.
 
     Args:
-        name: The name of the agent, which is the application's title.
-        open_agent: Returns a context manager with the agent. It is entered when the application starts.
+        name: The name of the agent, and the title of the application.
+        open_agent: Returns a context manager that yields the agent. It is entered when the application starts.
         config: The limits of the engine.
         known: The settings.
-        tokens: The tokens of callers, instead of those of the settings.
-        policy: Says which trainers may be called.
-        lifespan: Is entered when the application has started, and left when it stops.
+        tokens: The tokens of callers. They replace the tokens of the settings.
+        policy: Decides which trainers may be called.
+        lifespan: A context manager that is entered when the engine has started, and left when the application stops.
         sinks: Returns the sinks of events.
-        times: The times of polled results.
+        times: The time limits of polled results.
     """
     tokens = tokens_of(known) if tokens is None else tokens
 
@@ -183,9 +183,9 @@ def serve_agent_loop(
     """Serve an agent loop over HTTP until SIGTERM or SIGINT. Return the application.
 
     `app_parameters` are parameters of create_app. `api_key` is the token that callers must send. With `local_debug`,
-    callers need no token, also if the settings have tokens. This function has no TLS, so a public host needs
-    `insecure=True`. The command `osmosis-grpc serve` has TLS. The files of `debug_dir` are in a subfolder with the
-    start time as its name. `skip_register` of the Osmosis SDK has no effect, because nothing is registered anywhere.
+    callers need no token, even if the settings have tokens. This function has no TLS, so a public host needs
+    `insecure=True`. The command `osmosis-grpc serve` has TLS. `debug_dir` gets a subfolder named after the start time.
+    The Osmosis SDK's `skip_register` has no effect, because the server registers with no platform.
 
     Raises AgentLoopValidationError for an invalid agent loop. Raises ServeError, a ValueError, for a public host
     without a token, for `local_debug` with an `api_key`, and for `reload`, which only the command `serve` has. Raises
@@ -216,7 +216,7 @@ def serve_agent_loop(
 
 
 def _sinks(folder: Path | str | None, events: str = "") -> list[EventSink]:
-    """Return the sinks of a debug folder. The events are in its subfolder `events`, or in a new one."""
+    """Return the sinks of a debug folder. Events go to its subfolder `events`, or to a new subfolder without a name."""
     if not folder:
         return []
     return [DebugLog(folder), TraceLog(Path(folder, events) if events else new_folder(folder))]

@@ -1,4 +1,4 @@
-"""The chats of the HTTP contract of Osmosis SDK 0.2.14: converts questions and replies to values and back."""
+"""The chats of the HTTP contract of Osmosis SDK 0.2.14: converts requests and replies to values and back."""
 
 import logging
 from collections.abc import Mapping
@@ -40,7 +40,7 @@ def chat_body(request: ChatRequest) -> dict[str, Any]:
 
 
 def read_chat(body: Any) -> tuple[str, list[dict[str, Any]], dict[str, Any]]:
-    """Read the chat of a legacy agent: rollout id, messages, sampling parameters. Raises InvalidArgument."""
+    """Return the rollout id, messages and sampling parameters of a legacy agent's chat. Raises InvalidArgument."""
     given = validated(ChatBody, body)
     for name in ("sample", "purpose", "self"):
         if name in body:
@@ -67,7 +67,7 @@ def read_reply(raw: bytes) -> ChatResponse:
 
 
 def reply_of(body: Any, size: int) -> ChatResponse:
-    """Return the reply in the body of an answer of `size` bytes. Raises ReplyUnreadable."""
+    """Return the reply in the parsed body of an answer of `size` bytes. Raises ReplyUnreadable."""
     try:
         choice = body["choices"][0]
         block, prompt = _tokens(body)
@@ -87,9 +87,9 @@ def reply_of(body: Any, size: int) -> ChatResponse:
 
 
 def _tokens(body: Mapping[str, Any]) -> tuple[TokenBlock | None, Ids | None]:
-    """Return the tokens of the reply and the tokens of the prompt. Each is None if it is missing or unreadable.
+    """Return the tokens of the reply and the ids of the prompt. Missing ones are None; if any is invalid, both are.
 
-    The contract does not require tokens. Without tokens the sample is not trainable.
+    The contract does not require tokens. Without tokens, the sample is not trainable.
     """
     ids, logprobs, prompt = body.get("token_ids"), body.get("logprobs"), body.get("prompt_token_ids")
     try:
@@ -128,9 +128,9 @@ def _message(message: Any) -> dict[str, Any]:
 
 
 def _usage(reported: Any) -> dict[str, Any] | None:
-    """Return the token counts of a reply. Counts that are whole numbers become ints.
+    """Return the token counts of a reply. A float such as 12.0 becomes an int.
 
-    Other counts are left out with a warning. A reply without usage is better than a rollout that fails.
+    Log a warning and leave out any other count, because a reply without usage is better than a failed rollout.
     """
     if reported is None:
         return None

@@ -1,8 +1,8 @@
-"""The contracts of POST /rollout of the Osmosis SDK: reads a body, and says how the rollout's trainer is called.
+"""The contracts of the Osmosis SDK's POST /rollout: reads a body, and finds out how to call the rollout's trainer.
 
-The body decides the contract. A body with `completion_callback_url` asks for callbacks: as in 0.3.0 if its URL for
-chats names the rollout, as in 0.3.1 and 0.3.2 if it has `llm_api_key`, otherwise as in 0.2.18 to 0.2.31. A body without
-callbacks asks for the result with a polling lease, as versions from 0.3.3 on do.
+The body decides the contract. A body with `completion_callback_url` asks for callbacks: as in 0.3.0 if its chat URL
+contains the rollout id, as in 0.3.1 and 0.3.2 if it has `llm_api_key`, otherwise as in 0.2.18 to 0.2.31. A body without
+callbacks asks for a polling lease, as in 0.3.3 and later: the trainer then polls for the result.
 """
 
 import hashlib
@@ -27,36 +27,36 @@ FIELDS = {
     "agent_timeout": "agent_timeout_sec",
     "grader_timeout": "grader_timeout_sec",
 }
-"""The keys of the body that are named differently from the field of RolloutSpec that they fill."""
+"""Fields of RolloutSpec, with the key of the body that fills each. Other fields have the same name as their key."""
 SHORTEST, LONGEST = 0.001, 10 * 365 * 24 * 3600.0
-"""Time limits are cut to these, in seconds. In the contract, a limit of 0 or less has already run out."""
+"""Time limits are cut to this range, in seconds. In the contract, a limit of 0 or less has already expired."""
 _LEASE = "lease-"
-"""The callback of a polled rollout has the run id `lease-DIGEST`, so that a restarted server knows the lease."""
+"""The callback of a polled rollout has the run id `lease-DIGEST`, so that a restarted server can check the lease."""
 
 
 @dataclass(frozen=True, slots=True)
 class Contract:
-    """What differs between the versions."""
+    """The differences between the versions."""
 
     name: str
     status: int
-    """The status of the answer to an accepted rollout."""
+    """The HTTP status of the answer to an accepted rollout."""
     names_samples: bool = False
-    """Whether a chat names its rollout and its sample in headers, and the result has any number of samples."""
+    """Whether chats name their rollout and sample in headers, and the result can have any number of samples."""
     polled: bool = False
-    """Whether the trainer asks for the result. Otherwise it gets two callbacks."""
+    """Whether the trainer polls for the result. Otherwise it gets two callbacks."""
 
 
 CALLBACKS = Contract("0.2.18", 200, names_samples=True)
 ONE_SAMPLE = Contract("0.3.0", 202)
 POLLED = Contract("0.3.3", 202, polled=True)
 _BY_NAME = {contract.name: contract for contract in (CALLBACKS, ONE_SAMPLE, POLLED)} | {"0.3.x": POLLED}
-"""Journals of earlier servers call the last one 0.3.x."""
+"""The contracts by name. Journals of earlier servers call POLLED 0.3.x."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """What is agreed for one rollout. The state of the rollout's callback has it."""
+    """The contract of one rollout, with its URLs and its key. The state of the rollout's callback holds them."""
 
     contract: Contract
     completion_url: str = ""
@@ -69,12 +69,12 @@ class Terms:
     label: str | None = None
 
     def state(self) -> bytes:
-        """Return the terms as the state of a callback."""
+        """Return the terms as bytes, for the state of a callback."""
         return json.dumps(asdict(self) | {"contract": self.contract.name}).encode()
 
     @classmethod
     def of(cls, state: bytes) -> "Terms | None":
-        """Return the terms in the state of a callback. Return None for a rollout of another route."""
+        """Return the terms in the state of a callback; None if the rollout came by another route."""
         try:
             given = json.loads(state) if state else {}
             return cls(**given | {"contract": _BY_NAME[given["contract"]]})
@@ -113,14 +113,14 @@ class RolloutBody(Body):
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """A body of POST /rollout."""
+    """The values read from a body of POST /rollout."""
 
     init: InitRequest
     contract: Contract
 
 
 def read_rollout(body: Any, size: int, max_metadata_bytes: int, trace: TraceContext | None, lease: str) -> Read:
-    """Read a body. `lease` is the token for the result, if it is polled. Raises InvalidArgument naming the field."""
+    """Read a body. `lease` becomes the lease of a polled rollout. Raises InvalidArgument naming the field."""
     given = validated(RolloutBody, body)
     terms = _terms(given, "llm_api_key" in body)
     rollout_id = uuid.uuid4().hex if given.rollout_id is None else given.rollout_id
@@ -178,17 +178,17 @@ def _terms(given: RolloutBody, has_llm_key: bool) -> Terms:
 
 
 def lease_name(lease: str) -> str:
-    """Return the run id of a callback with this lease. The name is a digest, so it is no secret."""
+    """Return the run id of a callback with this lease. The run id is a digest of the lease, so it is no secret."""
     return _LEASE + hashlib.sha256(lease.encode()).hexdigest()
 
 
 def has_lease(init: InitRequest) -> bool:
-    """Return whether the result of a rollout is polled."""
+    """Return whether the trainer of a rollout polls for its result."""
     return init.callback is not None and init.callback.run_id.startswith(_LEASE) and "://" in init.callback.target
 
 
 def polled_terms(init: InitRequest) -> Terms:
-    """Return the terms of a polled rollout, also if the journal has dropped the state of its callback."""
+    """Return the terms of a polled rollout. This works even if the journal has dropped the state of its callback."""
     request = init.request
     return Terms(contract=POLLED, grade=request.metadata.get(GRADE_KEY) is not False, label=request.label)
 

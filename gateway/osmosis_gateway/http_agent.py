@@ -1,8 +1,8 @@
 """Adapts a legacy HTTP agent server to the Runnable port, so that the engine can run the agent of that server.
 
-tools() posts the Init to the legacy server, and the legacy server then starts its agent at once. The agent sends its
-chats and its outcome to a small HTTP listener, and run() relays them. Each run has its own key. Every call of the
-run to the listener must contain this key.
+tools() posts the Init to the legacy server, which then starts its agent at once. The agent sends its chats and its
+outcome to a small HTTP listener, and run() relays them. Each run has its own key, and every call to the listener must
+send the key of its run.
 """
 
 import asyncio
@@ -51,13 +51,12 @@ The engine waits 10 s for tools(), and this timeout must end earlier.
 
 
 class HttpAgent:
-    """A Runnable for the agent of one legacy server. Used as `async with HttpAgent("http://HOST:PORT") as agent`.
+    """A Runnable for the agent of one legacy server. Use it as `async with HttpAgent("http://HOST:PORT") as agent`.
 
-    An agent server of osmosis_grpc hosts the HttpAgent. Start and stop it inside this `async with` block. `name` is the
-    name of the agent. Without `name`, entering the context reads the name from the legacy server's /health, and raises
-    CallError if the legacy server does not answer. The legacy server calls a listener at the address `listen`. If the
-    legacy server needs another URL to reach the listener, `public_url` is that URL. `api_key` is sent to the legacy
-    server.
+    Start and stop the agent server that hosts the HttpAgent inside this `async with` block. `name` is the name of the
+    agent. Without `name`, entering the block reads the name from the legacy server's /health, and raises CallError if
+    the legacy server does not answer. The legacy server calls a listener at the address `listen`. If it needs another
+    URL to reach the listener, pass that as `public_url`. `api_key` is sent to the legacy server.
     """
 
     name = "legacy"
@@ -82,7 +81,7 @@ class HttpAgent:
         self._silence = silence
         self._run_keys = RolloutKeys()
         self._relays: dict[str, Relay] = {}
-        """The relay of each run, by the key of the run."""
+        """The relay of each run, by the run's key."""
         self._keys: dict[tuple[str, int], str] = {}
         self._calls = Calls(settings or get_settings().client, whom=f"the legacy agent server {self._base.authority}")
         self._listener = HttpServer(self._app(), host=listen[0], port=listen[1])
@@ -202,7 +201,7 @@ class HttpAgent:
         return str(health["agent_loop"])
 
     def _relay(self, request: Request) -> Relay | None:
-        """Return the relay that belongs to a call's key; None if the run has ended.
+        """Return the relay of the run whose key a call sent; None if the run has ended.
 
         Raises Unauthenticated if the key is missing or has a wrong signature.
         """

@@ -61,7 +61,7 @@ _ADVICE_TEXT = re.compile("-?[0-9]{1,9}")
 
 
 def _whole(value: Any) -> Any:
-    """Return a whole number that is written as a float or as a text as an int, and any other value unchanged."""
+    """Convert a whole number that is a float or a string to an int. Return any other value unchanged."""
     if isinstance(value, str) and _ADVICE_TEXT.fullmatch(value):
         return int(value)
     return int(value) if isinstance(value, float) and value.is_integer() else value
@@ -74,12 +74,12 @@ _FLAG_TEXTS: dict[Any, bool] = {"true": True, "false": False, "1": True, "0": Fa
 
 
 def _number(value: Any) -> Any:
-    """Return a number that is written as a text as a float, and any other value unchanged."""
+    """Convert a number that is a string to a float. Return any other value unchanged."""
     return float(value) if isinstance(value, str) and _NUMBER_TEXT.fullmatch(value) else value
 
 
 def _flag(value: Any) -> Any:
-    """Return a bool that is written as a text or a number as a bool, and any other value unchanged."""
+    """Convert "true", "false", 1, 0 and their strings to a bool. Return any other value unchanged."""
     return _FLAG_TEXTS.get(value, value) if isinstance(value, str | int | float) else value
 
 
@@ -88,13 +88,13 @@ LaxNumber = Annotated[
     BeforeValidator(_number),
     WithJsonSchema({"anyOf": [{"type": "number"}, {"type": "string", "pattern": f"^{_NUMBER_TEXT.pattern}$"}]}),
 ]
-"""A number, also as a text, because the SDK read bodies in that way."""
+"""A number, or a string with a number, which the SDK also accepted."""
 LaxFlag = Annotated[
     bool, BeforeValidator(_flag), WithJsonSchema({"anyOf": [{"type": "boolean"}, {"enum": list(_FLAG_TEXTS)}]})
 ]
-"""A bool, also as a text or as 0 and 1."""
+"""A bool, or 0 and 1, or one of their strings."""
 _Reward = Annotated[float, BeforeValidator(lambda value: float(value) if isinstance(value, bool) else value)]
-"""A number. A bool counts as 1 or 0, as in the rewards of Python agents."""
+"""A number. True counts as 1 and False as 0, as in the rewards of Python agents."""
 MESSAGE: dict[str, JsonValue] = {
     "type": "object",
     "required": ["role"],
@@ -240,7 +240,7 @@ def bounded_metadata(given: dict[str, Any], limit: int) -> tuple[dict[str, Any],
 def init_answer(rollout_id: str, tools: Iterable[ToolDict]) -> dict[str, Any]:
     """Return the answer to an Init.
 
-    As with the SDK, each function has `parameters` and `strict`, because the trainer shows the schemas to the model.
+    Each function has `parameters` and `strict`, as in the SDK, because the trainer shows the schemas to the model.
     """
     return {"rollout_id": rollout_id, "tools": [_complete(tool) for tool in tools]}
 
@@ -259,8 +259,8 @@ _FUNCTION_DEFAULTS = {"parameters": {"type": "object", "properties": {}, "requir
 def init_body(request: RolloutRequest, rollout_id: str, server_url: str, api_key: str) -> dict[str, Any]:
     """Return the body that starts a rollout at a legacy agent server. A label becomes ground_truth in the metadata.
 
-    The idempotency key comes from the run's own `api_key`. So the legacy server does not treat a new run as a
-    repetition of an earlier run with the same id.
+    The idempotency key comes from the run's own `api_key`, so that the legacy server does not take a new run for a
+    repeat of an earlier run with the same id.
     """
     metadata = dict(request.metadata)
     if request.label is not None:
@@ -313,7 +313,7 @@ def _failure(failure: Failure) -> dict[str, Any]:
 
 
 class CompletedBody(Body):
-    """The body with which a legacy agent server reports the result of a rollout."""
+    """The result of a rollout, as a legacy agent server reports it."""
 
     rollout_id: Id
     status: str = Field(pattern="^(COMPLETED|ERROR)$")
@@ -336,7 +336,7 @@ class CompletedBody(Body):
 
 
 def unreadable(problem: str) -> CompletedBody:
-    """Return an outcome with status ERROR, in place of an outcome that cannot be read."""
+    """Return an outcome with status ERROR, to use instead of an outcome that cannot be read."""
     reported = f"the legacy agent's outcome cannot be read: {problem}"
     return CompletedBody(rollout_id="unreadable", status="ERROR", error_message=reported)
 
@@ -351,7 +351,7 @@ def validated(model: type[Model], body: Any) -> Model:
 
 
 def _clamped(advice: int) -> int:
-    """Return the nearest number that fits the protocol's uint32. The contract itself sets no bounds."""
+    """Return the nearest number that fits in a uint32 of the protocol. The contract itself sets no bounds."""
     return min(max(advice, 0), 2**32 - 1)
 
 

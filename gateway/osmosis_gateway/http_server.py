@@ -1,4 +1,4 @@
-"""Serves the legacy HTTP contract, and metrics, with the engine of an agent server in this process."""
+"""Serves the legacy HTTP contracts and the metrics of an agent server in this process."""
 
 import importlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
@@ -31,17 +31,17 @@ from osmosis_grpc.settings.settings import RolloutSettings, get_settings
 MAX_LISTED = 10_000
 """The answer to a drain names at most this many rollouts of the process."""
 METRICS_CONNECTIONS = 32
-"""The most connections to the port of --metrics-port at once. One address, such as 127.0.0.1, has half of them."""
+"""The most connections to the port of --metrics-port at once. One address, such as 127.0.0.1, can have half of them."""
 
 
 class InProcessRollouts:
-    """Implements the routes' port Rollouts with an engine.
+    """Implements the protocol Rollouts of routes.py with an engine.
 
     Args:
         engine: The engine.
         peer: Makes the Peer that receives a rollout's calls.
         leases: The leases of the engine's rollouts.
-        drain: Begins a drain.
+        drain: Starts a drain.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class InProcessRollouts:
         delivery, process = record.delivery, self._engine.context.earlier_runs.process_id
         if delivery.outcome is not None and not started:
             other_trainer, restarted = record.init is init, delivery.ended_by.process_id != process
-            if other_trainer or restarted:  # the same trainer in the same process has got the outcome
+            if other_trainer or restarted:  # otherwise the trainer has already got the outcome
                 self._engine.outbox.resend(record)
         return record.rollout_id, record.tools
 
@@ -79,9 +79,9 @@ class InProcessRollouts:
         )
 
     async def cancel(self, owner: str, ids: Iterable[str] | None, prefix: str | None) -> dict[str, str]:
-        """Cancel rollouts by their ids, by the beginning of their ids, or all of the owner. Return what was done.
+        """Cancel the owner's rollouts with these ids, or with this id prefix, or all. Return a disposition for each.
 
-        After the return, the cancel survives a crash.
+        Once this method has returned, a crash does not undo the cancellation.
         """
         live = {r.rollout_id: r for r in self._engine.context.table.live() if r.owner == owner}
         chosen = ids if ids is not None else [name for name in live if name.startswith(prefix or "")]
@@ -99,9 +99,9 @@ class InProcessRollouts:
         return "cancelled_queued" if queued else "cancelled_running"
 
     async def drain(self, owner: str, seconds: float) -> dict[str, Any]:
-        """Begin a drain, and wait at most `seconds` until no rollout runs. Return what is left.
+        """Start a drain, and wait at most `seconds` until no rollout runs. Return the rollouts that are left.
 
-        `rollout_ids` has the owner's rollouts that this process accepted, at most MAX_LISTED.
+        `rollout_ids` lists the owner's rollouts that this process accepted, at most MAX_LISTED.
         """
         await self._drain()
         drained = await self._engine.shutdown.drained(seconds, delivered=False)
@@ -125,7 +125,7 @@ class InProcessRollouts:
 
 
 class NotStarted:
-    """Implements the routes' port Rollouts for an application whose lifespan has not begun. It starts no rollout."""
+    """Implements the protocol Rollouts of routes.py for an application that has not started. Refuses all rollouts."""
 
     def __init__(self, agent_loop: str) -> None:
         self._agent_loop = agent_loop
@@ -145,7 +145,7 @@ class NotStarted:
         self.refuse()
 
     def refuse(self) -> NoReturn:
-        """Raise Unavailable, with what to do."""
+        """Raise Unavailable, with instructions."""
         raise Unavailable("the application has not started: run it with uvicorn, or in `with TestClient(app)`")
 
     async def health(self) -> dict[str, Any]:
@@ -171,7 +171,7 @@ async def serve_http(
     While the HTTP server runs, a gRPC caller can also pass an http:// or https:// callback. HTTP uses the tokens and
     the TLS files of the agent server. If the agent server has no tokens, HTTP uses the tokens of the settings.
 
-    Of several workers, only worker 0 listens at the port. It passes requests on to the others, which listen at sockets.
+    If there are several workers, only worker 0 listens at the port. It forwards requests to the sockets of the others.
     """
     known, security = settings or get_settings(), server.security
     security.check_host(host)
@@ -212,7 +212,7 @@ async def serve_http(
 async def serve_metrics(server: AgentServer, *, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[HttpServer]:
     """Serve /metrics of an agent server on loopback, without authentication.
 
-    Raises MissingExtraError without prometheus_client, and OSError if the port is taken.
+    Raises MissingExtraError if prometheus_client is not installed, and OSError if the port is taken.
     """
     importlib.import_module("osmosis_grpc.observability.exposition")
     app = http_app("osmosis_grpc", openapi_url=None)
@@ -227,9 +227,9 @@ async def serve_metrics(server: AgentServer, *, host: str = "127.0.0.1", port: i
 
 
 async def _join_workers(stack: AsyncExitStack, app: FastAPI, server: AgentServer, access: HttpAccess) -> Path | None:
-    """Make an application of worker 0 answer for all workers. For another worker, return the path of its socket.
+    """Make the application of worker 0 answer for all workers. For another worker, return the path of its socket.
 
-    Do nothing if the server is one process.
+    Do nothing if the server has only one process.
     """
     if server.routes is None:
         return None

@@ -1,7 +1,7 @@
-"""The results that trainers of 0.3.3 and later ask for, and the leases that they renew by asking.
+"""Polled results of trainers of 0.3.3 and later. Each poll renews the lease of its rollout.
 
-A rollout whose lease is not renewed in time ends FAILED, because nobody wants its result any more. The leases of a
-restarted server begin anew.
+A rollout whose lease is not renewed in time ends FAILED, because nobody wants its result any more. After a restart of
+the server, every lease starts again.
 """
 
 import asyncio
@@ -25,44 +25,44 @@ EXPIRED = "polling lease expired"
 
 @dataclass(frozen=True, slots=True)
 class LeaseTimes:
-    """The times of polled results, in seconds."""
+    """The time limits of polled results, in seconds."""
 
     wait: float = 30.0
-    """A poll is answered after this time at the latest."""
+    """The longest time until a poll is answered."""
     lease: float = 120.0
-    """The next poll has to begin within this time after a poll has begun, or after the start."""
+    """The longest time from the start of the rollout, or of a poll, to the start of the next poll."""
     keep: float = 900.0
-    """A result that nobody asks for counts as undelivered for this time after the end."""
+    """How long after the end of a rollout its result waits for a poll."""
 
 
 class Leases:
-    """The leases of the rollouts of one engine. Used while the engine runs, after `start`."""
+    """The leases of the rollouts of one engine. Call start() first, while the engine runs."""
 
     def __init__(self, engine: Engine, times: LeaseTimes | None = None) -> None:
         self._engine = engine
         self.times = times or LeaseTimes()
         self._beginning: set[str] = set()
         self._until: dict[Record, float] = {}
-        """The end of the lease of each unfinished rollout, by the clock of the event loop."""
+        """When the lease of each unfinished rollout ends, by the clock of the event loop."""
         self._waits: dict[tuple[str, int], asyncio.Event] = {}
-        """Set when the status of a rollout changes. Only rollouts for which a poll waits have one."""
+        """An event for each rollout for which a poll waits. Set when the status of the rollout changes."""
         self._told: dict[tuple[str, int], str] = {}
-        """The status that the last poll returned, for each unfinished rollout. The answer to the Init says queued."""
+        """The status in the last answer about each unfinished rollout. Without a poll so far, that is queued."""
         self._taken: dict[tuple[str, int], asyncio.Event] = {}
-        """Set when a trainer got the result of a rollout. Only rollouts with an undelivered result have one.
+        """An event for each undelivered result. Set when a trainer gets the result.
 
-        After a restart, a poll can come before the outbox waits for it.
+        After a restart, a poll can set the event before the outbox waits for it.
         """
 
     def start(self) -> None:
-        """Watch the leases until the engine's supervisor ends."""
+        """Start watching the leases, until the engine's supervisor ends."""
         self._engine.end_sinks.append(self._ended)
         self._engine.context.stage_sinks.append(self._changed)
         self._engine.supervisor.every(SWEEP_LEASES, min(self.times.lease / 8, 5.0), self._sweep)
 
     @contextmanager
     def beginning(self, rollout_id: str) -> Iterator[None]:
-        """Admit a rollout in a `with` block. Raises AlreadyExists for an id that is in use."""
+        """Reserve a rollout id within a `with` block. Raises AlreadyExists for an id that is in use."""
         if rollout_id in self._beginning or self._engine.context.table.highest(rollout_id) is not None:
             raise AlreadyExists(f"rollout {rollout_id} exists", rollout_id=rollout_id)
         self._beginning.add(rollout_id)
@@ -72,7 +72,7 @@ class Leases:
             self._beginning.discard(rollout_id)
 
     async def taken(self, outcome: RolloutOutcome) -> Receipt:
-        """Wait until a trainer got the result. Raises Aborted if none has asked for it after `times.keep` seconds."""
+        """Wait until a trainer gets the result. Raises Aborted if none asks for it within `times.keep` seconds."""
         key = outcome.rollout_id, outcome.attempt
         taken = self._taken.setdefault(key, asyncio.Event())
         try:
@@ -87,9 +87,9 @@ class Leases:
     async def result(
         self, owner: str, rollout_id: str, lease: str, gone: Callable[[], Awaitable[bool]]
     ) -> dict[str, Any]:
-        """Renew a lease, and return the result, or the status of an unfinished rollout.
+        """Renew a lease, and return the result of the rollout, or its status if it still runs.
 
-        Wait at most `times.wait` seconds for a status other than the one that the last poll returned.
+        Wait at most `times.wait` seconds for the status to differ from the one that the last poll returned.
 
         `gone` returns whether the caller has disconnected. Raises NotFound for an unknown rollout and
         PermissionDenied for a wrong lease.
@@ -115,7 +115,7 @@ class Leases:
         return polled_body(outcome, polled_terms(record.init))
 
     async def status(self, owner: str, rollout_id: str) -> dict[str, Any]:
-        """Return the status of any rollout of the owner, and after its end the reward or the error."""
+        """Return the status of any rollout of the owner. After its end, add the reward or the error."""
         try:
             record = self._engine.rollouts.get(owner, rollout_id)
         except NotFound:
@@ -155,7 +155,7 @@ class Leases:
             changed.set()
 
     async def _sweep(self) -> None:
-        """End the rollouts whose lease has run out. A rollout that is new here gets a whole lease."""
+        """End the rollouts whose lease has expired. A rollout without a lease so far gets a full one."""
         now = asyncio.get_running_loop().time()
         live = [record for record in self._engine.context.table.live() if has_lease(record.init)]
         self._until = {record: self._until.get(record, now + self.times.lease) for record in live}
@@ -165,7 +165,7 @@ class Leases:
 
 
 def status_of(record: Record) -> str:
-    """Return the state of an unfinished rollout in the words of 0.3.3."""
+    """Return the status of an unfinished rollout, in the vocabulary of 0.3.3."""
     if record.state in (RolloutState.ACCEPTED, RolloutState.QUEUED):
         return "queued"
     return "grading" if record.run.grading else "running"

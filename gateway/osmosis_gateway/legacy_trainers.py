@@ -1,6 +1,6 @@
 """Implements the engine's ports over HTTP: sends chats and outcomes to a trainer of a legacy contract.
 
-The trainer of a rollout of /v1/rollout/init is an HttpTrainer. For a rollout of /rollout, see rollout_trainers.py.
+A rollout started by /v1/rollout/init has an HttpTrainer. For rollouts started by /rollout, see rollout_trainers.py.
 """
 
 from dataclasses import dataclass
@@ -28,8 +28,8 @@ from osmosis_grpc.settings.settings import RolloutClientSettings
 class HttpTrainers:
     """Makes Peers for callbacks whose target is a base URL. `calls` must be made with `checked_only`.
 
-    `leases` has the results that trainers ask for. `answered` is given to every trainer of /rollout, for a process that
-    makes a trainer for each call.
+    `leases` delivers results that trainers poll for. A process that makes a RolloutTrainer for each call passes
+    `answered`, which these trainers share.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class HttpTrainers:
     ) -> "HttpTrainer | RolloutTrainer":
         """Return the trainer of a callback after checking the addresses of its URLs.
 
-        Raises InvalidArgument naming `field`, or the key of the body of /rollout.
+        Raises InvalidArgument naming `field`, or for a rollout of /rollout, the key in its body.
         """
         terms = Terms.of(callback.state)
         field = field if terms is None else "chat_completions_url"

@@ -26,10 +26,10 @@ from osmosis_grpc.settings.settings import RolloutClientSettings, get_settings
 
 
 class OsmosisLLMClient:
-    """Calls the trainer at `server_url` for one rollout. Used as `async with OsmosisLLMClient(url, id) as llm`.
+    """Calls the trainer at `server_url` for one rollout. Use it as `async with OsmosisLLMClient(url, id) as llm`.
 
-    Parameters that are left out come from the settings. A chat or an outcome that fails raises
-    OsmosisTransportError, OsmosisServerError, OsmosisTimeoutError or OsmosisValidationError.
+    Parameters that are left out come from the settings. If a chat or a report fails, it raises OsmosisTransportError,
+    OsmosisServerError, OsmosisTimeoutError or OsmosisValidationError.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class OsmosisLLMClient:
     ) -> CompletionsResult:
         """Return the model's reply to the history. `params` are sampling parameters; unknown parameters are forwarded.
 
-        `values` are temperature, top_p, max_tokens, stop and logprobs, in this order. Each can be left out. Raises
+        `values` are the same parameters by position: temperature, top_p, max_tokens, stop and logprobs. Raises
         InvalidArgument for a value that the contract cannot carry.
         """
         params = with_positional(values, params)

@@ -1,7 +1,7 @@
-"""A trainer without a model, over HTTP, for testing agent loops that use the legacy contract.
+"""An HTTP trainer without a model, for tests of agent loops that use the legacy contract.
 
-A reply depends only on the request's body, so a repeated chat gets the same reply. For this reason `created` is
-always 0. The only state of the trainer is the tracker of completed rollouts.
+A reply depends only on the request's body, so a repeated chat gets the same reply, and `created` is always 0. The only
+state of the trainer is the tracker of completed rollouts.
 """
 
 import re
@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict
 from osmosis_grpc.compat.sdk_functions import get_message_content, is_tool_message, is_user_message
 
 ToolCallGenerator = Callable[[dict[str, Any]], list[dict[str, Any]] | None]
-"""Takes the last message, or {} without messages. Returns the tool calls of the reply; None or [] for no calls."""
+"""Takes the last message, or {} if there is none. Returns the tool calls of the reply; None or [] for no calls."""
 
 TOKENS_PER_MESSAGE = 10
 """The number of tokens of each message in a prompt. It does not depend on the message's length."""
@@ -54,7 +54,7 @@ class RolloutCompletionTracker:
 
 
 class _Chat(BaseModel):
-    """The body of a chat. As a trainer would, it also checks the fields that the mock does not use."""
+    """The body of a chat. Like a real trainer, it also checks fields that the mock does not use."""
 
     rollout_id: str
     messages: list[dict[str, Any]]
@@ -92,7 +92,7 @@ def create_mock_trainer_app(
 
     @app.post("/v1/rollout/completed")
     async def completed(body: _Completed) -> dict[str, str]:
-        """Take the report that a rollout has ended. A repeated report is recorded again."""
+        """Record the report that a rollout has ended. A repeated report is recorded again."""
         tracked.record({key: value for key, value in body.model_dump().items() if value is not None})
         return {"status": "ok"}
 
@@ -145,7 +145,7 @@ def _completion(body: _Chat, tool_calls: ToolCallGenerator) -> dict[str, Any]:
 
 
 def _tool_calls(last: Mapping[str, Any]) -> list[dict[str, Any]] | None:
-    """Return a call of the tool `add` if the user asks for any calculation."""
+    """Return a call to the tool `add` if the last message is a user's request for a calculation."""
     if not is_user_message(last) or not _CALCULATION.search(get_message_content(last)):
         return None
     function = {"name": "add", "arguments": '{"a": 5, "b": 3}'}

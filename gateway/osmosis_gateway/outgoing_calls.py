@@ -1,8 +1,8 @@
 """Outgoing HTTP: posts JSON to a trainer or to a legacy agent server, with retries.
 
-A server has one `Calls` with one aiohttp session, so that the limits of the session hold for all rollouts together.
-`Calls` dials the addresses that the target policy has checked. It follows no redirects, ignores the proxies of the
-environment, and bounds the size of answers.
+A server has one `Calls` with one aiohttp session, so that the limits of the session apply to all rollouts together.
+`Calls` connects only to addresses that the target policy has checked. It follows no redirects, ignores the proxies in
+the environment variables, and bounds the size of answers.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ CONNECT_TIMEOUT = 10.0
 LONGEST_RETRY_AFTER = 60.0
 """A longer Retry-After is cut to this many seconds, or to the setting retry_max_delay if that is larger."""
 KEEPALIVE = 4.0
-"""An idle connection is closed after this many seconds. Uvicorn, which many trainers use, closes its end later."""
+"""An idle connection is closed after this many seconds: before Uvicorn, which many trainers use, closes its end."""
 _SHOWN = 500  # an error message repeats at most this many characters of a refusal
 _checked: ContextVar[Address | None] = ContextVar("checked_address", default=None)
 """The checked address of the current call's host."""
@@ -73,7 +73,7 @@ class Base:
     port: int
     path: str
     exact: str = ""
-    """The path and the query as they were given."""
+    """The original path and query."""
 
     @classmethod
     def of(cls, text: str, field: str, *, query: bool = False) -> "Base":
@@ -121,10 +121,10 @@ class Base:
 
 
 class Calls:
-    """Posts JSON. Used as `async with Calls(settings) as calls`.
+    """Posts JSON. Use it as `async with Calls(settings) as calls`.
 
-    With `checked_only`, a call to a host whose address was not checked fails. `tls` says which certificates are
-    trusted. The default is the certificates of the public CAs. Entering an open `Calls` again changes nothing.
+    With `checked_only`, a call to a host whose address was not checked fails. `tls` sets the trusted certificates; the
+    default is those of the public CAs. Entering an open `Calls` again has no effect.
     """
 
     def __init__(
@@ -169,12 +169,12 @@ class Calls:
         answer: bool = True,
         problem: Problem = _no_problem,
     ) -> bytes:
-        """Post JSON, or GET without a `body`. Return the body of a 2xx answer; without `answer`, return b"".
+        """Post JSON, or GET if `body` is None. Return the body of a 2xx answer, or b"" if `answer` is False.
 
         `address` is the host's checked address. 408, 429, 5xx, 3xx, timeouts and transport errors are retried `retries`
         times, after Retry-After or with exponential backoff. After the last retry, this method raises
         OsmosisTransportError, OsmosisTimeoutError or OsmosisServerError. It raises OsmosisValidationError for a
-        refusal, without a retry. `problem` looks at the body of a 2xx answer. If it returns an error, the call has
+        refusal, without a retry. `problem` checks the body of a 2xx answer. If it returns an error, the call has
         failed with this error, and is retried.
         """
         backoff = Backoff(self._settings.retry_base_delay, self._settings.retry_max_delay, system=SYSTEM)
@@ -196,9 +196,9 @@ class Calls:
     async def _attempt(
         self, url: URL, body: bytes | None, key: str, headers: Mapping[str, str], wanted: bool, problem: Problem
     ) -> bytes | CallError:
-        """Send one request: POST, or GET without a body. Return the answer's body.
+        """Send one request: POST, or GET if `body` is None. Return the answer's body.
 
-        If the request fails and a retry may help, return the error. If a retry cannot help, raise the error.
+        If the request fails, return the error if a retry may help, and otherwise raise it.
         """
         if self._session is None:
             raise OsmosisTransportError("this server is closing")
@@ -242,7 +242,7 @@ async def _bounded(answer: aiohttp.ClientResponse, limit: int) -> bytes:
 
 
 async def _drop(answer: aiohttp.ClientResponse) -> None:
-    """Read and drop an answer, so that the connection can be reused. A large or slow answer closes the connection."""
+    """Read and discard an answer, so that its connection can be reused. Close it if the answer is large or slow."""
     try:
         async with asyncio.timeout(1):
             await _bounded(answer, 64 * 1024)
@@ -258,7 +258,7 @@ def redacted(text: str, key: str) -> str:
 
 
 def _seconds(retry_after: str | None) -> float | None:
-    """Return the seconds to wait, which a Retry-After header gives as a number or a date; None for any other value."""
+    """Return the seconds to wait of a Retry-After header, which is a number or a date; None for any other value."""
     text = (retry_after or "").strip()
     if text.isdecimal() and len(text) < 7:
         return float(text)
@@ -269,7 +269,7 @@ def _seconds(retry_after: str | None) -> float | None:
 
 
 class _Connector(aiohttp.TCPConnector):
-    """A connection pool that bounds its idle connections and dials checked addresses."""
+    """A connection pool that limits its idle connections and connects to checked addresses."""
 
     def __init__(self, settings: RolloutClientSettings, tls: ssl.SSLContext | None, resolver: AbstractResolver) -> None:
         super().__init__(

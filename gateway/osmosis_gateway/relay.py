@@ -1,4 +1,4 @@
-"""Relays one rollout of a legacy agent. The agent's chats wait until the run begins. Its outcome ends the run."""
+"""Relays one rollout of a legacy agent. The agent's chats wait until the run begins, and its outcome ends the run."""
 
 import asyncio
 import contextlib
@@ -37,9 +37,9 @@ class _PendingChat:
 class Relay:
     """Relays the calls of one run. A relay exists from get_tools to the end of the rollout.
 
-    The contract has no chat numbers. So an equal chat that arrives after the connection of the first chat is gone
-    counts as a retry, and gets the reply to the first chat. An equal chat that arrives while the first connection still
-    waits counts as another chat.
+    The contract does not number chats. So if an equal chat arrives after the first one's connection is lost, it counts
+    as a retry and gets the reply to the first one. If it arrives while the first connection still waits, it counts as
+    another chat.
     """
 
     def __init__(self) -> None:
@@ -47,16 +47,16 @@ class Relay:
         self._context: asyncio.Future[RolloutContext] = loop.create_future()
         self._completed: asyncio.Future[CompletedBody] = loop.create_future()
         self.pending: list[_PendingChat] = []
-        """Chats whose reply has not been received."""
+        """Chats whose reply the agent has not received yet."""
         self._heard = asyncio.Event()
         self._closed = False
         self.tool_messages = 0
-        """The largest number of tool messages in the history of a chat."""
+        """The largest number of tool messages in any chat so far."""
         self.failure: CallError | None = None
         """The error of the last chat, if it failed."""
 
     def begin(self, context: RolloutContext) -> None:
-        """Send the chats that wait, because the run has begun."""
+        """Begin the run. Chats that wait are sent now."""
         self._context.set_result(context)
 
     async def chat(self, messages: list[dict[str, Any]], params: dict[str, Any], gone: Gone) -> CompletionsResult:
@@ -109,9 +109,9 @@ class Relay:
             pending.task.cancel()
 
     async def _abandoned(self, body: str, gone: Gone) -> _PendingChat | None:
-        """Return an equal chat whose caller has disconnected; None without such a chat.
+        """Return an equal chat whose caller has disconnected, and hand it to the new caller. Return None without one.
 
-        From then on, the chat belongs to the new caller, whose connection `gone` tests.
+        `gone` returns whether the new caller has disconnected.
         """
         for pending in [pending for pending in self.pending if pending.body == body]:
             before = pending.gone

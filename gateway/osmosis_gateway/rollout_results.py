@@ -9,9 +9,9 @@ from osmosis_grpc.agent.workflow_runnable import NATIVE_KEY
 from osmosis_grpc.protocol.types import FailureReason, OutcomeStatus, RolloutOutcome
 
 _GRADER = frozenset((FailureReason.GRADER_EXCEPTION, FailureReason.GRADER_RESULT_INVALID, FailureReason.GRADER_TIMEOUT))
-"""The reasons of rollouts whose agent has succeeded."""
+"""Failures of the grader. The agent itself has succeeded."""
 TELEMETRY, GRADING = "samples", "grading"
-"""Further keys of extra_fields that WorkflowRunnable sets."""
+"""Keys that WorkflowRunnable sets in extra_fields, besides NATIVE_KEY."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +23,12 @@ class Verdict:
     category: str | None = None
 
     def row(self) -> dict[str, Any]:
-        """Return the fields of a body."""
+        """Return the verdict as fields of a body."""
         return {"status": self.status, "err_message": self.message, "err_category": self.category}
 
 
 def agent_verdict(outcome: RolloutOutcome) -> Verdict:
-    """Return how the agent ended. A failure always has a text."""
+    """Return how the agent ended. A failure always has a message."""
     failure = outcome.failure
     if outcome.status is OutcomeStatus.COMPLETED or (failure is not None and failure.reason in _GRADER):
         return Verdict()
@@ -36,7 +36,7 @@ def agent_verdict(outcome: RolloutOutcome) -> Verdict:
 
 
 def grader_verdict(outcome: RolloutOutcome, terms: Terms) -> Verdict:
-    """Return how the grading ended. Without a reward for each sample, it is a failure that says why."""
+    """Return how the grading ended. If a sample has no reward, that is a failure whose message says why."""
     if outcome.status is not OutcomeStatus.COMPLETED:
         return _failed(outcome)
     why = str(outcome.extra_fields.get(GRADING, ""))
@@ -59,10 +59,10 @@ def completion_body(outcome: RolloutOutcome) -> dict[str, Any]:
 
 
 def grader_body(outcome: RolloutOutcome, terms: Terms) -> dict[str, Any]:
-    """Return the body of the grader callback. The samples are kept after a failure, without their rewards.
+    """Return the body of the grader callback. After a failure, it has the samples without their rewards.
 
     Trainers of 0.2.18 read `samples`, and those of 0.3.0 read `sample`. The body has both, because a request of 0.3.0
-    can look like one of 0.2.18, and a trainer takes a missing key for a rollout without a reward.
+    can look like one of 0.2.18, and without its key, a trainer assumes that the rollout has no reward.
     """
     verdict = grader_verdict(outcome, terms)
     rows = sample_rows(outcome, terms, rewarded=verdict.status == "success")
@@ -74,13 +74,13 @@ def grader_body(outcome: RolloutOutcome, terms: Terms) -> dict[str, Any]:
 
 
 def _only(outcome: RolloutOutcome, rows: dict[str, dict[str, Any]]) -> dict[str, Any] | None:
-    """Return the only sample, or the only one that the agent wants to be trained on; None if there are several."""
+    """Return the row of the only sample that may be trained on, or of the only sample; None if there are several."""
     kept = [name for name, sample in outcome.samples.items() if sample.train is not False] or list(rows)
     return rows[kept[0]] if len(kept) == 1 else None
 
 
 def sample_rows(outcome: RolloutOutcome, terms: Terms, *, rewarded: bool) -> dict[str, dict[str, Any]]:
-    """Return the samples. Their messages are in the format of the agent's library, if the agent is registered."""
+    """Return the samples as rows. Messages are in the agent library's own format if the outcome has them."""
     native, telemetry = outcome.extra_fields.get(NATIVE_KEY) or {}, outcome.extra_fields.get(TELEMETRY) or {}
     rows = {}
     for name, sample in outcome.samples.items():
@@ -98,7 +98,7 @@ def sample_rows(outcome: RolloutOutcome, terms: Terms, *, rewarded: bool) -> dic
 
 
 def polled_verdict(outcome: RolloutOutcome, terms: Terms) -> Verdict:
-    """Return how a rollout ended, in the words of 0.3.3."""
+    """Return how a rollout ended, in the vocabulary of 0.3.3."""
     failure = outcome.failure
     if outcome.status is OutcomeStatus.CANCELLED:
         return Verdict("cancelled", "cancelled")
@@ -110,7 +110,7 @@ def polled_verdict(outcome: RolloutOutcome, terms: Terms) -> Verdict:
 
 
 def polled_body(outcome: RolloutOutcome, terms: Terms) -> dict[str, Any]:
-    """Return the answer to a poll after the end of a rollout."""
+    """Return the answer to a poll for a rollout that has ended."""
     verdict = polled_verdict(outcome, terms)
     rows = sample_rows(outcome, terms, rewarded=verdict.status == "success")
     return {"rollout_id": outcome.rollout_id, "sample": _only(outcome, rows)} | verdict.row()

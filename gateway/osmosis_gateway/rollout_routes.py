@@ -31,7 +31,7 @@ from osmosis_grpc.protocol.types.requests import spec_digest
 LEASE_HEADER = "X-Osmosis-Rollout-Lease"
 PATH = "/rollout"
 _BODY = (400, 401, 408, 413, 415, 421)
-"""Refusals of every route with a body."""
+"""The error statuses of every route with a body."""
 _OBJECT = {"application/json": {"schema": {"type": "object"}}}
 _ANSWERS: dict[int | str, dict[str, Any]] = {
     200: {"description": "Accepted, with the callbacks of 0.2.18.", "content": _OBJECT},
@@ -66,7 +66,7 @@ def add_rollout_routes(app: FastAPI, access: HttpAccess) -> None:
         openapi_extra=body_of(RolloutBody),
     )
     async def rollout(request: Request) -> JSONResponse:
-        """Start a rollout. With callbacks, the same request again starts nothing. Without, its id must be new."""
+        """Start a rollout. A repeated request with callbacks starts nothing. Without callbacks, its id must be new."""
         body, size = await read_json(request, access.bounds)
         lease = secrets.token_urlsafe(32)
         read = read_rollout(body, size, access.max_metadata_bytes, trace_of(request), lease)
@@ -120,7 +120,7 @@ def add_rollout_routes(app: FastAPI, access: HttpAccess) -> None:
         openapi_extra=body_of(CancelBody),
     )
     async def cancel(request: Request) -> dict[str, Any]:
-        """Cancel rollouts. A rollout that has ended, or is unknown, is not_found."""
+        """Cancel rollouts. The disposition of an ended or unknown rollout is not_found."""
         given = validated(CancelBody, (await read_json(request, access.bounds))[0])
         if (given.ids is not None) + (given.prefix is not None) + given.all != 1:
             raise InvalidArgument("ids", "send exactly one of ids, prefix and all")
@@ -134,14 +134,14 @@ def add_rollout_routes(app: FastAPI, access: HttpAccess) -> None:
         openapi_extra=body_of(DrainBody),
     )
     async def drain(request: Request) -> dict[str, Any]:
-        """Accept no more rollouts in this process. Wait for those that run, at most `timeout_sec` seconds."""
+        """Accept no more rollouts in this process, and wait for running ones, at most `timeout_sec` seconds."""
         access.check_admin(request.scope)
         given = validated(DrainBody, (await read_json(request, access.bounds))[0])
         return await rollouts_of(request).drain(_owner(request), given.timeout_sec)
 
 
 async def _begin(rollouts: Rollouts, init: InitRequest, **caller: Any) -> None:
-    """Start a rollout. For an agent without a grader, the grader's time limit is left out, as 0.2.18 ignored it."""
+    """Start a rollout. If the agent has no grader, drop the grader's time limit, as 0.2.18 did."""
     try:
         await rollouts.init(init, **caller)
     except (InvalidArgument, AlreadyExists) as error:

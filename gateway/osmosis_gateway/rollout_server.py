@@ -32,20 +32,20 @@ def create_rollout_server(
     """Return an application for uvicorn that serves a backend's agent to trainers of all versions.
 
     It keeps its rollouts in memory. `osmosis-grpc serve -m main.py` serves the same file with a journal, TLS and gRPC.
-    Without a token only callers on this machine are served.
+    Without a token, it serves only callers on this machine.
 
     Args:
         backend: A LocalBackend or a HarborBackend.
-        lifespan: An async context manager of the application, which is open while it runs.
+        lifespan: Returns an async context manager, which is open while the application runs.
         configure_logging: Whether the root logger gets a handler for INFO if it has none.
-        result_wait_timeout_sec: A poll is answered after this time at the latest.
-        polling_lease_timeout_sec: The next poll has to come within this time.
+        result_wait_timeout_sec: The longest time until a poll is answered.
+        polling_lease_timeout_sec: The longest time until the next poll. After it, the rollout fails.
         result_retention_sec: How long a result waits for its trainer.
-        api_key: The token that callers must send, instead of those of the settings.
-        allow_target: Further addresses at which trainers may have their model: HOST, HOST:PORT or a network.
+        api_key: The token that callers must send. It replaces the tokens of the settings.
+        allow_target: Further addresses that rollouts may call: HOST, HOST:PORT or a network.
 
     Raises:
-        TypeError: The backend is of another kind.
+        TypeError: The backend is neither a LocalBackend nor a HarborBackend.
         ValueError: The key or a time cannot be used.
     """
     times = LeaseTimes(wait=result_wait_timeout_sec, lease=polling_lease_timeout_sec, keep=result_retention_sec)

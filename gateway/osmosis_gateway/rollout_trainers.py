@@ -1,4 +1,4 @@
-"""The trainer of a rollout of /rollout: it streams its replies, and gets the result as callbacks, or asks for it."""
+"""The trainer of a rollout started by /rollout. It streams replies, and gets the result by callbacks or by polling."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -37,18 +37,15 @@ _OWN = ("messages", "model", "stream", "stream_options", "tools")
 
 
 def error_of(raw: bytes) -> OsmosisServerError | None:
-    """Return the error of an answer that is a stream without a whole reply. Return None for every other answer.
-
-    Such an answer is worth another try.
-    """
+    """Return a retryable error if an answer is a stream that was cut off or failed. Otherwise return None."""
     problem = event_streams.stream_problem(raw) if event_streams.is_stream(raw) else ""
     return OsmosisServerError(f"the trainer's stream {problem}") if problem else None
 
 
 def read_stream(raw: bytes) -> dict[str, Any]:
-    """Return the reply of a stream in the form of a reply that is not streamed. Raises ReplyUnreadable.
+    """Return a streamed reply as if it had not been streamed. Raises ReplyUnreadable.
 
-    An answer that is not a stream is returned as it is.
+    A reply that is not streamed is returned unchanged.
     """
     try:
         if not event_streams.is_stream(raw):
@@ -79,9 +76,9 @@ class Channel:
         answer: bool = False,
         problem: Problem = lambda raw: None,
     ) -> bytes:
-        """Post a body to the URL, or to a path below it. Return the answer if `answer` is set.
+        """Post a body to the URL, or to a path below it. Return the answer if `answer` is set, otherwise b"".
 
-        Raises what Calls.post() raises.
+        Raises the errors of Calls.post().
         """
         sent = dict(headers or {})
         if self.trace is not None:
@@ -99,18 +96,18 @@ class Channel:
 
 
 Answered = dict[str, dict[int, str]]
-"""The callbacks that were answered, by result and the position of their channel: empty, or a refusal.
+"""For each result, the callbacks that were answered: the position of the channel, with the refusal or "".
 
-A callback that was answered is not sent again with the retry of the other one.
+When one of the two callbacks is retried, an answered one is not sent again.
 """
 _MOST_ANSWERED = 10_000
-"""The most results of which answered callbacks are known."""
+"""Answered callbacks are remembered for at most this many results."""
 
 
 class RolloutTrainer:
-    """The trainer of one rollout. `channels` has the URLs of its callbacks: completion, and grader if it wants that.
+    """The trainer of one rollout. `channels` are those of its callbacks: completion, then grader if it has one.
 
-    `answered` is what earlier objects for the same trainer know.
+    `answered` is shared by all objects for the same trainer.
     """
 
     def __init__(
@@ -153,7 +150,7 @@ class RolloutTrainer:
             raise Internal(redacted(str(error), self._chats.key)) from None
 
     async def complete(self, outcome: RolloutOutcome, /) -> Receipt:
-        """Send the callbacks in order, or wait until the trainer has asked for the result."""
+        """Send the callbacks in order, or wait until the trainer has polled the result."""
         if self._terms.contract.polled:
             if self._leases is None:
                 raise Unimplemented("this gateway keeps no results that a trainer can ask for")
@@ -170,7 +167,7 @@ class RolloutTrainer:
                     answered[position] = ""
                 except OsmosisValidationError as error:
                     answered[position] = str(error)
-        self._answered.pop(key, None)  # a trainer that asks again gets both again
+        self._answered.pop(key, None)  # so that a trainer that asks again gets both callbacks again
         refusals = [refusal for refusal in answered.values() if refusal]
         if refusals:
             raise InvalidArgument("", "; ".join(refusals))

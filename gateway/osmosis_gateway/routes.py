@@ -45,7 +45,7 @@ _WORDS = {
 
 
 class Rollouts(Protocol):
-    """The port that the routes call: starts rollouts and reports health."""
+    """The methods that the routes call."""
 
     async def init(
         self, init: InitRequest, *, owner: str, authenticated: bool, loopback: bool
@@ -57,13 +57,13 @@ class Rollouts(Protocol):
 
     @property
     def leases(self) -> Leases:
-        """The results that trainers ask for. Raises CallError if the engine is not in this process, as cancel does."""
+        """The leases of polled rollouts. Raises CallError if the engine is not in this process, as cancel() does."""
 
     async def cancel(self, owner: str, ids: Iterable[str] | None, prefix: str | None) -> dict[str, str]:
-        """Cancel rollouts by their ids, by the beginning of their ids, or all of the owner. Return what was done."""
+        """Cancel the owner's rollouts with these ids, or with this id prefix, or all. Return a disposition for each."""
 
     async def drain(self, owner: str, seconds: float) -> dict[str, Any]:
-        """Begin a drain, and wait at most `seconds` until no rollout runs. Return what is left."""
+        """Start a drain, and wait at most `seconds` until no rollout runs. Return the rollouts that are left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +78,7 @@ class HttpAccess:
     """A caller of /drain must send one of these tokens."""
     max_metadata_bytes: int
     loopback: bool | None = None
-    """Whether the server is bound to loopback. None means that the address of each connection decides."""
+    """Whether the server is bound to loopback. None means: decide for each connection by its address."""
     bounds: Bounds = Bounds()
 
     @property
@@ -87,7 +87,7 @@ class HttpAccess:
         return bool(self.tokens) or self.certificates
 
     def check_admin(self, scope: Scope) -> None:
-        """Raise PermissionDenied unless the caller is an administrator, see ServerSecurity.check_admin()."""
+        """Raise PermissionDenied unless the caller is an administrator. See ServerSecurity.check_admin()."""
         if self.admin_tokens:
             if self.admin_tokens.owner(Headers(scope=scope).get("authorization", "")) is None:
                 raise PermissionDenied("this call needs an administrator's token")
@@ -108,7 +108,7 @@ def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 
 def body_of(model: Any) -> dict[str, Any]:
-    """Return the OpenAPI entry of a body that the route reads itself."""
+    """Return the OpenAPI entry of a body that the route parses itself, without FastAPI."""
     schema = model.model_json_schema()
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
@@ -123,7 +123,7 @@ def invalid() -> dict[int | str, dict[str, Any]]:
 def add_routes(app: FastAPI, access: HttpAccess) -> None:
     """Add the routes of the contract to an application.
 
-    Set `app.state.rollouts`, a Rollouts, and `app.state.metrics`, a Source, before the application runs.
+    Before the application runs, set `app.state.rollouts` to a Rollouts and `app.state.metrics` to a Source.
     """
     add_metrics(app, access)
     guarded = bearer_of(access)
@@ -137,7 +137,7 @@ def add_routes(app: FastAPI, access: HttpAccess) -> None:
         openapi_extra=body_of(InitBody),
     )
     async def init_rollout(request: Request) -> JSONResponse:
-        """Start a rollout. The same request again gives the same answer and starts nothing."""
+        """Start a rollout. A repeated request gets the same answer and starts nothing."""
         body, size = await read_json(request, access.bounds)
         init = http_bodies.read_init(body, size, access.max_metadata_bytes, trace_of(request))
         owner, loopback = getattr(request.state, "owner", ""), bound_to_loopback(request.scope, access.loopback)
@@ -152,7 +152,7 @@ def add_routes(app: FastAPI, access: HttpAccess) -> None:
 
     @app.get("/health", response_model=Health, responses=responses(503))
     async def health(request: Request) -> dict[str, Any]:
-        """Whether the server serves, and its counts. It requires no credential."""
+        """Return whether the server serves, and its counts. It needs no credential."""
         return await rollouts_of(request).health()
 
     @app.get(
@@ -162,7 +162,7 @@ def add_routes(app: FastAPI, access: HttpAccess) -> None:
         responses=responses(401, 503) | {404: {"description": "This server has no token.", "content": _JSON_DETAIL}},
     )
     async def platform_health(request: Request) -> dict[str, Any]:
-        """Return the same for authenticated callers; 404 on a server without credentials."""
+        """Return the same as /health, for authenticated callers. 404 on a server without credentials."""
         if not access.guarded:
             raise NotFound("this server has no token, and so no /platform/health")
         return await rollouts_of(request).health()
@@ -190,7 +190,7 @@ def add_metrics(app: FastAPI, access: HttpAccess) -> None:
         responses=responses(401, 421, 501) | hidden,
     )
     async def metrics(request: Request) -> Response:
-        """Metrics for Prometheus, for authenticated callers; without credentials on loopback only."""
+        """Return metrics for Prometheus to authenticated callers. A server without credentials does so on loopback."""
         if not (access.guarded or bound_to_loopback(request.scope, access.loopback)):
             raise NotFound("this server has no token and is not on loopback, and so no /metrics")
         readings = list(request.app.state.metrics.read())
@@ -208,19 +208,19 @@ def bearer_of(access: HttpAccess) -> list[Any]:
 
 
 def rollouts_of(request: Request) -> Rollouts:
-    """Return the port that the routes call."""
+    """Return the Rollouts of the application."""
     rollouts: Rollouts = request.app.state.rollouts
     return rollouts
 
 
 def note_test_client(request: Request) -> None:
-    """Note that a TestClient has started a rollout: at its end, the application then does not wait for rollouts."""
+    """Note that a TestClient has started a rollout. The application then stops without waiting for rollouts."""
     if from_test_client(request.scope):
         request.app.state.called_by_test_client = True
 
 
 def trace_of(request: Request) -> TraceContext | None:
-    """Return the trace context of a request; None without a usable one."""
+    """Return the trace context of a request; None if there is no valid one."""
     parent, state = request.headers.get("traceparent", ""), request.headers.get("tracestate", "")
     fits = len(parent) <= 256 and len(state) <= 4096 and (parent + state).isascii() and (parent + state).isprintable()
     return TraceContext(parent, state) if parent and fits else None

@@ -1,8 +1,8 @@
 """The standalone gateway: a process that serves the legacy HTTP contract in front of a gRPC agent server.
 
-It stores nothing about rollouts. The URL and the key of a rollout's trainer are in the state of the callback. The agent
-server sends this state with every chat and outcome. So a gateway that was killed can be restarted and continues with
-its rollouts. The restarted gateway needs the same ports and the same `callback_key`.
+The gateway stores nothing about rollouts. The URL and the key of a rollout's trainer are in the state of the callback,
+which the agent server sends with every chat and outcome. So a gateway that was killed can be restarted with the same
+ports and the same `callback_key`, and continues with its rollouts.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ _REMEMBERED = 100_000  # rollouts whose tools are cached
 
 
 class GatewayMetrics:
-    """A Source with the metrics of a standalone gateway. For its agent server, the gateway is a trainer."""
+    """A Source with the metrics of a standalone gateway, which acts as a trainer towards its agent server."""
 
     def __init__(self, trainer: Source) -> None:
         self._sources: tuple[Source, ...] = (ProcessMetrics(), trainer)
@@ -52,7 +52,7 @@ class GatewayMetrics:
 
 
 class RemoteRollouts:
-    """Implements the routes' port Rollouts with an agent server behind gRPC. Answers the server's callbacks."""
+    """Implements the protocol Rollouts of routes.py with an agent server behind gRPC, and answers its callbacks."""
 
     def __init__(self, client: RolloutClient, trainers: HttpTrainers, *, authenticated: bool, loopback: bool) -> None:
         self._client = client
@@ -63,7 +63,7 @@ class RemoteRollouts:
         self._beginning: dict[str, asyncio.Event] = {}
         """Rollouts whose Init is not answered yet. Their chats can arrive before the gateway knows their tools."""
         self.make_callback: Callable[[bytes], Callback]
-        """Returns a callback to this gateway that carries a state."""
+        """Takes a state, and returns a callback to this gateway with this state."""
 
     async def init(
         self, init: InitRequest, *, owner: str, authenticated: bool, loopback: bool
@@ -134,7 +134,7 @@ class RemoteRollouts:
         """Return the trainer that a callback's state names, after checking its address again.
 
         Raises InvalidArgument for a state that this gateway did not make. Raises Unavailable if the address is refused,
-        so that the agent server retries. The address was allowed at Init, so perhaps its name does not resolve now.
+        so that the agent server retries: the address was allowed at Init, so perhaps its name does not resolve now.
         """
         try:
             given = json.loads(state)
@@ -166,10 +166,10 @@ async def serve_standalone(
 ) -> AsyncIterator[tuple[HttpServer, CallbackRecorder]]:
     """Serve the legacy contract in front of the agent server at `target`.
 
-    `security` says how HTTP callers authenticate. If it has no tokens, the tokens of the settings apply. `credentials`
-    are sent to `target`. The default is the token of the client settings. The credentials of callbacks are derived from
+    `security` sets how HTTP callers authenticate. If it has no tokens, the tokens of the settings apply. `credentials`
+    are sent to `target`; the default is the token of the client settings. The credentials of callbacks are derived from
     the secret `callback_key`, so a restarted gateway needs the same secret to continue. Raises OSError if a port is
-    taken, and ValueError for an address that needs more security.
+    taken, and ValueError for an address that needs TLS or tokens.
     """
     known = settings or get_settings()
     guard = security or ServerSecurity()

@@ -1,7 +1,7 @@
-"""Passes HTTP requests on between the workers of one server. Callers reach worker 0, and RULES says where a path goes.
+"""Forwards HTTP requests between the workers of one server. Callers reach worker 0, and RULES routes each path.
 
-A worker has a socket of this machine for the requests of worker 0. They have the secret of the workers, and the owner
-that worker 0 has found.
+Every other worker listens at a Unix socket for the requests of worker 0. Such a request has a secret that all workers
+share, and the owner that worker 0 has authenticated.
 """
 
 import asyncio
@@ -28,15 +28,15 @@ from osmosis_grpc.supervise import OnFailure, child, job
 FORWARD = job("gateway.forward_to_worker", OnFailure.RAISE)
 SECRET_HEADER, OWNER_HEADER = "x-osmosis-worker-secret", "x-osmosis-worker-owner"
 TIMEOUT = 400.0
-"""Seconds for the answer of another worker. A drain may take 300."""
+"""The time limit in seconds for the answer of another worker. A drain may take 300 s."""
 KIND = "http"
-"""The kind of the sockets, see WorkersConfig.socket()."""
+"""The kind of the sockets. See WorkersConfig.socket()."""
 _HOP = ("connection", "content-length", "host", "keep-alive", "transfer-encoding", SECRET_HEADER, OWNER_HEADER)
-"""Headers that are not passed on."""
+"""Headers that are not forwarded."""
 
 
 class SiblingGuard:
-    """ASGI middleware of a worker's socket. It refuses every caller but the workers of the same server."""
+    """ASGI middleware of a worker's socket. It refuses every caller except the workers of the same server."""
 
     def __init__(self, app: ASGIApp, *, secret: str) -> None:
         self.app = app
@@ -53,7 +53,7 @@ class SiblingGuard:
 
 
 class WorkerCalls:
-    """Send requests to the other workers. Used as `async with WorkerCalls(config) as calls`."""
+    """Sends requests to the other workers. Use it as `async with WorkerCalls(config) as calls`."""
 
     def __init__(self, config: WorkersConfig) -> None:
         self._config = config
@@ -95,7 +95,7 @@ class WorkerCalls:
 
 
 class WorkerRoutes:
-    """ASGI middleware of worker 0. It passes a request on to the workers that it is about."""
+    """ASGI middleware of worker 0. It forwards a request to the workers that hold its rollouts."""
 
     def __init__(self, app: ASGIApp, *, routes: Workers, calls: WorkerCalls, bounds: Bounds) -> None:
         self.app = app
@@ -121,7 +121,7 @@ class WorkerRoutes:
     async def at(self, worker: int, scope: Scope, body: bytes, *, wait: bool = False) -> Response:
         """Return the answer of a worker to a request. Raises WorkerAway naming a worker that restarts.
 
-        With `wait`, waits for a worker that does not listen yet. It has not got the request.
+        With `wait`, wait for a worker that does not listen yet. That is safe, as it cannot have got the request.
         """
         if self.routes.is_local(worker):
             return await self._here(scope, body)
@@ -138,7 +138,7 @@ class WorkerRoutes:
             raise self.routes.siblings.away(worker) from None
 
     async def each(self, scope: Scope, body: bytes) -> dict[int, Response]:
-        """Return the answers of all workers that answer. This worker is the first."""
+        """Return the answers of all workers that answer. This worker comes first."""
         answers = await asyncio.gather(
             *(self.at(worker, dict(scope), body) for worker in self.routes.all), return_exceptions=True
         )
@@ -161,7 +161,7 @@ class WorkerRoutes:
             if not sent:
                 sent = True
                 return {"type": "http.request", "body": body, "more_body": False}
-            await gone.wait()  # the caller of _unless_gone() ends this request when its caller leaves
+            await gone.wait()  # forever: _unless_gone() cancels this request when its caller disconnects
             return {"type": "http.disconnect"}
 
         async def send(message: Message) -> None:
@@ -178,7 +178,7 @@ class WorkerRoutes:
 
 
 async def _unless_gone(make: Callable[[], Awaitable[Response]], receive: Receive) -> Response | None:
-    """Make an answer. If the caller leaves before, cancel the work on it and return None."""
+    """Make an answer. If the caller disconnects first, cancel the work and return None."""
     working = child(FORWARD, _made(make))
     leaving = child(FORWARD, _disconnect(receive))
     try:
@@ -203,9 +203,9 @@ Rule = Callable[[WorkerRoutes, Scope, str, bytes], Awaitable[Response]]
 
 
 async def _place(routes: WorkerRoutes, scope: Scope, name: str, body: bytes) -> Response:
-    """Start a rollout at its worker. A body that cannot be read is refused by this worker.
+    """Start a rollout at its worker. This worker refuses a body that cannot be read.
 
-    As for an Init over gRPC, the error for a worker that does not answer is DeadlineExceeded.
+    If the worker does not answer, raise DeadlineExceeded, as an Init over gRPC does.
     """
     try:
         given = parse_body(body)
@@ -224,15 +224,15 @@ async def _place(routes: WorkerRoutes, scope: Scope, name: str, body: bytes) -> 
 
 
 async def _at_its_worker(routes: WorkerRoutes, scope: Scope, name: str, body: bytes) -> Response:
-    """Pass a request about one rollout on to the worker that has it."""
+    """Forward a request about one rollout to the worker that has the rollout."""
     owner = scope.get("state", {}).get("owner") or ""
     return await routes.at(await routes.routes.holder(owner, name), scope, body, wait=True)
 
 
 def _merged(merge: Callable[[list[Any]], Any], *, complete: bool) -> Rule:
-    """Return a rule that asks all workers, and answers with what `merge` makes of their JSON answers.
+    """Return a rule that asks all workers, and merges their JSON answers with `merge`.
 
-    With `complete`, all workers have to answer.
+    With `complete`, all workers must answer.
     """
 
     async def rule(routes: WorkerRoutes, scope: Scope, name: str, body: bytes) -> Response:
@@ -249,7 +249,7 @@ def _merged(merge: Callable[[list[Any]], Any], *, complete: bool) -> Rule:
 
 
 def _dispositions(answers: list[Any]) -> Any:
-    """Merge the answers to a cancel. A rollout is not found if no worker has found it."""
+    """Merge the answers to a cancel. A rollout is not_found if no worker has found it."""
     found: dict[str, str] = {}
     for answer in answers:
         for rollout_id, what in answer["dispositions"].items():
@@ -267,7 +267,7 @@ def _drained(answers: list[Any]) -> Any:
 
 
 def _health(answers: list[Any]) -> Any:
-    """Merge the answers about health: numbers are added, and the server drains if all workers do."""
+    """Merge the answers about health: add the numbers. The server is draining if all workers are."""
     first: dict[str, Any] = answers[0]
     accepting = any(answer["lifecycle"]["accepting_rollouts"] for answer in answers)
     sums = {
@@ -307,7 +307,7 @@ RULES: tuple[tuple[str, re.Pattern[str], Rule], ...] = (
     ("GET", re.compile("/health|/platform/health"), _merged(_health, complete=False)),
     ("GET", re.compile("/metrics"), _metrics),
 )
-"""Method and path to rule. Other paths are answered by worker 0."""
+"""The rule for each method and path. Worker 0 answers other paths itself."""
 
 
 def _rule(scope: Scope) -> tuple[Rule, str] | None:

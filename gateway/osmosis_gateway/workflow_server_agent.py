@@ -1,7 +1,8 @@
 """Hosts a rollout server of the Osmosis SDK 0.2.18 or later as an agent.
 
-The rollout is posted when it runs. One body fits all versions: a server that answers with a lease is asked for the
-result, and any other one sends its two callbacks. Its agent asks the rollout's base URL, which is served here.
+run() posts the rollout to the server. One body fits all versions: a server that answers with a lease is polled for the
+result, and any other one sends its two callbacks. The agent sends its chats to the rollout's base URL, which is served
+here.
 """
 
 import asyncio
@@ -35,7 +36,7 @@ from osmosis_grpc.supervise import SYSTEM
 
 ENDED = ("success", "failure", "cancelled")
 RETRIES = 8
-"""How often a server that is full is asked again, after its Retry-After."""
+"""The number of retries, for example after the Retry-After of a server at capacity."""
 _CALLBACK = "/callbacks/{kind}"
 _STRANGE = re.compile(r"[^A-Za-z0-9._-]+")
 _TIMEOUT, _BROKEN = "timeout", ("internal_error", "lease_expired")
@@ -54,7 +55,7 @@ class _Callbacks:
         self.arrived.set()
 
     def result(self) -> Mapping[str, Any] | None:
-        """Return the last word about the rollout; None before it."""
+        """Return the body that decides the result: a failed completion, or the grader's; None before it arrives."""
         completion, graded = self.bodies.get("completion"), self.bodies.get("grader")
         if completion is not None and completion.get("status") == "failure":
             return completion
@@ -62,16 +63,16 @@ class _Callbacks:
 
 
 class WorkflowServerAgent:
-    """A Runnable for one rollout server of the SDK. Used as `async with WorkflowServerAgent(url) as agent`.
+    """A Runnable for one rollout server of the SDK. Use it as `async with WorkflowServerAgent(url) as agent`.
 
     Args:
-        url: The address of the server.
-        name: The name of the agent. The server has none to tell.
-        api_key: The token that the server wants.
-        listen: Where the base URLs and the callbacks are served.
-        public_url: The URL of `listen` for the server, if it needs another one.
-        silence: A run without a chat and without a result for this many seconds is lost.
-        settings: The limits of calls.
+        url: The URL of the server.
+        name: The name of the agent, because the server does not report one.
+        api_key: The token that the server requires.
+        listen: The host and port where base URLs and callbacks are served.
+        public_url: The URL by which the server reaches `listen`, if it needs another one.
+        silence: If no chat and no result arrives for this many seconds, the run fails.
+        settings: The time limits and the retries of calls.
     """
 
     lists_tools_without_request = True
@@ -111,14 +112,14 @@ class WorkflowServerAgent:
         return self._public_url or f"http://{self._listener.address}"
 
     def tools(self, request: RolloutRequest) -> list[ToolDict]:
-        """Return no tools: they come with each chat."""
+        """Return no tools: each chat brings its own."""
         return []
 
     def accepted(self, request: RolloutRequest, owner: str) -> None:
-        """Do nothing: the server does not know groups."""
+        """Do nothing: the server knows no groups."""
 
     def ended(self, rollout_id: str, attempt: int) -> None:
-        """Do nothing: tools() has reserved nothing."""
+        """Do nothing: tools() reserves nothing."""
 
     async def run(self, context: RolloutContext) -> RunOutcome:
         """Post the rollout, and wait for its result. Raises CallError and LegacyAgentLost."""
@@ -147,7 +148,7 @@ class WorkflowServerAgent:
             "label": request.label,
             "metadata": dict(request.metadata) or None,
             "chat_completions_url": endpoint.base_url,
-            # up to 0.3.0 the key of the callbacks is that of the chats
+            # up to 0.3.0, chats and callbacks use the same key
             "controller_api_key": endpoint.api_key,
             "llm_api_key": endpoint.api_key,
             "completion_callback_url": callback.format(kind="completion"),
@@ -162,7 +163,7 @@ class WorkflowServerAgent:
         return self._read(await self._calls.post(self._base.join(path), sent, key=self._key, retries=RETRIES))
 
     async def _polled(self, rollout_id: str, lease: str) -> Mapping[str, Any]:
-        """Ask for the result until it is there."""
+        """Poll until the rollout has ended, and return its result."""
         url = self._base.join(f"/rollout/{rollout_id}/result")
         while True:
             raw = await self._calls.post(url, None, key=self._key, retries=RETRIES, headers={LEASE_HEADER: lease})
@@ -171,7 +172,7 @@ class WorkflowServerAgent:
                 return result
 
     async def _called_back(self, callbacks: _Callbacks, context: RolloutContext) -> Mapping[str, Any]:
-        """Wait for the callbacks. A server whose agent asks for replies is not lost."""
+        """Wait for the callbacks. Raises LegacyAgentLost if no callback and no chat arrives for too long."""
         heard = -1
         while (result := callbacks.result()) is None:
             callbacks.arrived.clear()
@@ -210,7 +211,7 @@ class WorkflowServerAgent:
 
 
 def _outcome(result: Mapping[str, Any], context: RolloutContext) -> RunOutcome:
-    """Return the outcome of a result: the body of the last callback, or of the last poll."""
+    """Convert a result, which is the body of the deciding callback or of the last poll, to an outcome."""
     samples = result.get("samples")
     rows = dict(samples) if isinstance(samples, dict) else {}
     one = result.get("sample")
@@ -239,7 +240,7 @@ def _outcome(result: Mapping[str, Any], context: RolloutContext) -> RunOutcome:
 
 
 def _kinds(result: Mapping[str, Any]) -> set[str]:
-    """Return whether a body can be that of a grader: it has samples, as a completion has not."""
+    """Return {"grader"} if a body can be a grader's, which has samples. Return an empty set for a completion."""
     return {"grader"} if "samples" in result or "sample" in result else set()
 
 
@@ -252,14 +253,13 @@ def _failure(said: str, category: str) -> Failure:
 
 
 async def hosted_legacy_agent(url: str, **options: Any) -> "HttpAgent | WorkflowServerAgent":
-    """Return the agent for a legacy server, by what its /health says. Enter it before its use.
+    """Return the agent for a legacy server. The server's /health decides its class. Enter the agent before you use it.
 
     Args:
-        url: The address of the server.
-        **options: Those of both classes.
+        url: The URL of the server.
+        **options: Parameters that both classes have.
 
     Raises:
-        CallError: The server does not answer, and `options` has no name.
         InvalidArgument: The URL is wrong.
     """
     base = Base.of(url, "url")
@@ -269,6 +269,6 @@ async def hosted_legacy_agent(url: str, **options: Any) -> "HttpAgent | Workflow
             raw = await calls.post(base.join("/health"), None, key=options.get("api_key", ""))
         health = jsontext.parse_object(raw.decode(errors="replace"), "health")
     except (CallError, TimeoutError, InvalidArgument):
-        return HttpAgent(url, **options)  # which says what is wrong, or needs no /health
+        return HttpAgent(url, **options)  # with a name it needs no /health; otherwise entering it raises the error
     later = "agent_loop" not in health and health.keys() & {"concurrency", "lifecycle", "process_id"}
     return WorkflowServerAgent(url, **options) if later else HttpAgent(url, **options)

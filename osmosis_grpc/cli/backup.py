@@ -1,4 +1,4 @@
-"""The backup command: copies a state folder, and a trainer's ledger, while server and trainer use them."""
+"""The backup command: copies a server's state folder and a trainer's ledger, even while they are in use."""
 
 import sqlite3
 import sys
@@ -15,13 +15,13 @@ from osmosis_grpc.storage.backup import copied_schemas, copy_ledger, copy_worker
 from osmosis_grpc.storage.find_damage import Examined, examine
 
 PROGRESS = 5.0
-"""Seconds between two lines about the progress."""
+"""Seconds between two progress lines."""
 MB = 1_000_000
 
 
 @dataclass
 class _Progress:
-    """Says on stderr how much of a file is copied."""
+    """Prints on stderr how much of a file has been copied."""
 
     file: Path
     _said: float = field(default_factory=time.monotonic)
@@ -33,7 +33,7 @@ class _Progress:
 
 
 def back_up(target: str, state_dir: str | None, ledger: str | None, *, json: bool) -> int:
-    """Copy the state folder, or only the ledger if `ledger` alone is named. Return the exit code."""
+    """Copy the state folder and the ledger, or only the ledger if no folder is named. Return the exit code."""
     state = None if state_dir is None and ledger is not None else state_folder("backup", state_dir)
     with records(json) as out:
         try:

@@ -1,4 +1,4 @@
-"""The call command: calls a method of a service with a request in JSON, and prints the replies as JSON."""
+"""The call command: calls a method of the protocol with a JSON request, and prints the replies as JSON."""
 
 import asyncio
 import json as json_text
@@ -21,11 +21,11 @@ from osmosis_grpc.records.reading.server_source import ChosenServer
 from osmosis_grpc.serve.json_output import Records, escaped, records, say_error, usage_error
 
 CALL_TIMEOUT = 30.0
-"""Seconds that a call without --timeout may take, unless it is a stream."""
+"""The default time limit of a call that is not a stream, in seconds."""
 
 
 def run_call(name: str | None, data: str, timeout: float | None, options: SourceOptions, *, json: bool) -> int:
-    """Call a method, or without a name list the methods. Return the exit code."""
+    """Call a method, or list the methods if `name` is None. Return the exit code."""
     with records(json) as out:
         if name is None:
             _list(out)
@@ -55,7 +55,7 @@ def _list(out: Records) -> None:
 
 
 def _method(name: str) -> Method:
-    """Return the method of a name or of a full name. An unknown one ends the command with exit code 2."""
+    """Look up a method by its name or by SERVICE/NAME. An unknown name ends the command with exit code 2."""
     service, _, short = name.rpartition("/")
     method = METHODS.get(short)
     if method is None or not method.path.removeprefix("/").endswith(f"{service}/{short}".removeprefix("/")):
@@ -68,7 +68,7 @@ def _method(name: str) -> Method:
 
 
 def _text(data: str) -> str:
-    """Return the text of --data. A file that cannot be read ends the command with exit code 2."""
+    """Return the text that --data holds or names. A file that cannot be read ends the command with exit code 2."""
     try:
         if data == "-":
             return sys.stdin.read()

@@ -1,4 +1,4 @@
-"""The options of single commands that have many of them. Imports only typer."""
+"""The options of commands with many options, one dataclass for each command. Imports only typer."""
 
 from dataclasses import dataclass, fields
 
@@ -10,10 +10,10 @@ class RunOptions(AgentSources):
     """The agent, the dataset, the model, and how the rows run. Each field is an option of the command line."""
 
     unnamed: tuple[str, ...] = choice(" -m MODULE:ATTR -d FILE", "", (), hidden=True)
-    module: str | None = choice("-m, --module, --agent MODULE:ATTR", "Agent loop or workflow; this or --env.")
+    module: str | None = choice("-m, --module, --agent MODULE:ATTR", "Agent loop or workflow. Give this or --env.")
     env: str | None = choice("--env KIND:NAME", "Environment of another library, instead of an agent loop.")
     dataset: str | None = choice(
-        "-d, --dataset FILE", ".json, .jsonl, .csv or .parquet, tasks, or env:KIND:NAME. Default: those of --env."
+        "-d, --dataset FILE", ".json, .jsonl, .csv, .parquet, tasks, or env:KIND:NAME. Default: the tasks of --env."
     )
     model: str = choice(
         "--model NAME",
@@ -41,17 +41,17 @@ class RunOptions(AgentSources):
     )
     concurrency: int = choice("--concurrency, --batch-size N", "The rollouts at once.", 4, min=1, max=10_000)
     timeout: float = choice("--timeout SECONDS", "Time limit of a rollout.", 1800.0, min=0.1, max=604_800)
-    price: str | None = choice("--price P/R", "Dollars for a million prompt and reply tokens, as 0.25/2.")
+    price: str | None = choice("--price P/R", "Dollars per million prompt and reply tokens, such as 0.25/2.")
     output: str | None = choice("-o, --output FILE", "Write the results as JSON.")
     save_dir: str | None = choice("--save-dir DIR", "The run's folder. Default: ./.osmosis/runs/TIME-ID")
-    replay: str | None = choice("--replay RUN", "Reply from a run's folder, or from the `last` run. No model.")
-    quiet: bool = choice("-q, --quiet", "Only the summary, and at most 10 failed rows.", False)
-    plain: bool = choice("--plain", "A line for each rollout, also on a terminal.", False)
+    replay: str | None = choice("--replay RUN", "Use the replies of a run, or of the `last` one, instead of a model.")
+    quiet: bool = choice("-q, --quiet", "Print only the summary, and at most 10 failed rows.", False)
+    plain: bool = choice("--plain", "Print a line for each rollout, even on a terminal.", False)
     debug: bool = choice("--debug", "Show each rollout's conversation and the log.", False)
 
 
 with_run_options = with_options(RunOptions, "run")
-"""Gives a command the options of RunOptions. The function gets them as its parameter `run`."""
+"""Adds the options of RunOptions to a command. The function gets them as its parameter `run`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,11 +79,11 @@ class ExportChoices:
     too_long: str = choice("--too-long CHOICE", "raise, skip, or truncate for longer segments (verl).", "raise")
     cut: str = choice("--cut CHOICE", "train, mask, or skip for samples that a limit has cut (verl, parquet).", "train")
     dropped: str = choice(
-        "--dropped CHOICE", "skip or train for replies that the agent dropped (verl, parquet).", "skip"
+        "--dropped CHOICE", "skip, or train for replies that the agent dropped (verl, parquet).", "skip"
     )
     no_reward_components: bool = choice("--no-reward-components", "Leave out the named parts of rewards (verl).", False)
     extra: list[str] | None = choice(
-        "--extra NAME", "Export this extra, too, such as routed_experts (verl); repeatable."
+        "--extra NAME", "Also export this extra, such as routed_experts (verl); repeatable."
     )
     pad_id: int | None = choice("--pad-id ID", "The tokenizer's pad_token_id (verl-batch).", min=0)
     batch_size: int = choice("--batch-size N", "Rows of a padded batch (verl-batch).", 256, min=1)
@@ -92,12 +92,12 @@ class ExportChoices:
 
 
 with_choices = with_options(ExportChoices, "choices")
-"""Gives a command the options of ExportChoices. The function gets them as its parameter `choices`."""
+"""Adds the options of ExportChoices to a command. The function gets them as its parameter `choices`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choices:
-    """The options that only one of the commands test and eval has."""
+    """The options that only test or only eval has."""
 
     command: str = ""
     json: bool = False
@@ -111,7 +111,7 @@ class Choices:
     rows: str | None = choice("--rows LIST", "Only these rows, from 0, as 3,7,10-20.")
     resume: str | None = choice("--resume RUN", "Continue a run, or the `last` one, with its options.")
     fresh: bool = choice("--fresh", "Begin again. The old results are moved to RUN.archive-TIME.", False)
-    retry_failed: bool = choice("--retry-failed", "Also run again what failed in the earlier run.", False)
+    retry_failed: bool = choice("--retry-failed", "Also run the rows again that failed in the earlier run.", False)
 
 
 _OF_TEST = ("row", "interactive")
@@ -119,14 +119,14 @@ _OF_BOTH = ("command", "json")
 with_test_choices = with_options(
     Choices, "choices", without=tuple(each.name for each in fields(Choices) if each.name not in _OF_TEST)
 )
-"""Gives a command the options of test as its parameter `choices`."""
+"""Adds the options of test to a command. The function gets them as its parameter `choices`."""
 with_eval_choices = with_options(Choices, "choices", without=(*_OF_BOTH, *_OF_TEST))
-"""Gives a command the options of eval, likewise."""
+"""Adds the options of eval to a command, in the same way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RescoreOptions:
-    """What rescore scores, and with what."""
+    """The rollouts that rescore scores, and the functions or the grader that score them."""
 
     eval_fn: tuple[str, ...] = choice("--eval-fn MODULE:FUNCTION", "A function that scores; repeatable.", ())
     grader: str | None = choice("--grader MODULE:CLASS", "A grader that scores.")
@@ -146,7 +146,7 @@ with_rescore = with_options(RescoreOptions, "options")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayOptions:
-    """Which rollouts replay runs again, and with which agent loops."""
+    """The rollouts that replay runs again, and their agent loops."""
 
     rollout: str | None = choice("[ROLLOUT]", NAME)
     module: tuple[str, ...] = choice("-m, --module MODULE:ATTR", "Its agent loop; may be repeated.  [required]", ())
@@ -160,7 +160,7 @@ class ReplayOptions:
     before: str | None = choice("--before TIME", "With --all: accepted longer ago than 10m, 2h, 1d.")
     limit: int = choice("--limit N", "With --all: the N newest; 0 replays all.", 0, min=0)
     concurrency: int = choice("--concurrency N", "With --all: the rollouts at once.", 4, min=1, max=1000)
-    timeout: float = choice("--timeout SECONDS", "With --all: of one rollout.", 1800.0, min=0.1, max=604_800)
+    timeout: float = choice("--timeout SECONDS", "With --all: limit of a rollout.", 1800.0, min=0.1, max=604_800)
 
 
 with_replay = with_options(ReplayOptions, "options")
@@ -168,7 +168,7 @@ with_replay = with_options(ReplayOptions, "options")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForkOptions:
-    """Where a fork begins, what runs it, and which model replies."""
+    """The chat from which a fork runs, the process that runs it, and the model that replies."""
 
     rollout: str = choice("ROLLOUT", NAME, ...)
     at_chat: int = choice("--at-chat N", "The last chat whose recorded reply is used.", ..., min=1)
@@ -192,10 +192,10 @@ with_fork = with_options(ForkOptions, "options")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViewOptions:
-    """What view shows first, and where it listens."""
+    """The page that view opens first, and the address where it listens."""
 
     demo: bool = choice("--demo", "Run twelve rollouts with a mock model, and show them.", False)
-    rollout: str | None = choice("--rollout ROLLOUT", "Begin with this rollout; a failed one at the turn to look at.")
+    rollout: str | None = choice("--rollout ROLLOUT", "Open this rollout first; if it failed, at the turn that failed.")
     host: str = choice("--host HOST", "Listen on this host. Other machines need a token.", "127.0.0.1")
     port: int | None = choice("--port PORT", "Default: 7700 if it is free.", min=0, max=65535, show_default=False)
     token: str | None = choice("--token SECRET", "Token that browsers have to send. Prefer the file.")
@@ -218,7 +218,7 @@ with_view = with_options(ViewOptions, "options")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryOptions:
-    """A query, the folder that it asks, and how the rows are printed."""
+    """A query, the folder that it reads, and the format of the rows."""
 
     sql: str | None = choice("SQL", "One SELECT; - reads it from stdin. Without it, list the views.")
     file: str | None = choice("--file FILE", "Read the SELECT from a file.")
@@ -239,7 +239,7 @@ with_query = with_options(QueryOptions, "options")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CancelOptions:
-    """The rollouts to cancel: some ids, a group, the ids with a prefix, or all of the caller."""
+    """The rollouts to cancel: by id, by group, by a prefix of their ids, or all rollouts of the caller."""
 
     rollouts: tuple[str, ...] = choice("ROLLOUT", "Ids of rollouts.", ())
     group: str = choice("--group ID", "All unfinished rollouts of this group.", "")

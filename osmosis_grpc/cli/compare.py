@@ -1,4 +1,4 @@
-"""The compare command: prints how the scores of two runs over the same dataset differ. Formats scores for people."""
+"""The compare command: prints how the scores of two runs over the same dataset differ. Also formats scores as text."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -13,7 +13,7 @@ from osmosis_grpc.serve.json_output import records, usage_error
 from osmosis_grpc.trainer.score_statistics import Estimate, ScoreSummary, shown_k
 
 MOST_ROWS = 10
-"""At most this many rows that got better, or worse, are printed."""
+"""At most this many better rows, and as many worse rows, are printed."""
 MOST_LABEL = 20
 """The most characters of a label."""
 
@@ -43,7 +43,7 @@ def estimate_text(found: Estimate) -> str:
 
 
 def run_compare(first: str, second: str, *, json: bool) -> int:
-    """Print the comparison, and return the exit code."""
+    """Compare two runs, print the differences, and return the exit code."""
     with records(json) as out:
         try:
             runs = RunFolder.open(first), RunFolder.open(second)
@@ -125,12 +125,12 @@ def _without(found: Comparison) -> tuple[tuple[Sequence[int], str], ...]:
 
 
 def _first_runs(run: RunFolder) -> dict[int, RowResult]:
-    """Return the first run of each row."""
+    """Return the result of each row's first run, by row."""
     return {row: result for (row, _), result in sorted(run.newest_results().items(), reverse=True)}
 
 
 def _table(found: Comparison, results: Sequence[Mapping[int, RowResult]], screen: Screen) -> Iterator[Line]:
-    """Yield the rows that changed, side by side: what got worse, and then what got better."""
+    """Yield the rows that changed, with A and B side by side: first the worse rows, then the better ones."""
     if not found.worse and not found.better:
         return
     heads = ("row", "A", "B", "B - A", "label", "prompt")

@@ -1,4 +1,4 @@
-"""The conformance command: checks an agent server or a trainer against the sentences of the protocol."""
+"""The conformance command: checks an agent server or a trainer against the protocol."""
 
 import asyncio
 import json as json_text

@@ -17,7 +17,7 @@ from osmosis_grpc.serve.json_output import Records, say_error, usage_error
 from osmosis_grpc.trainer.rollout_client import RolloutClient
 
 POLL = 0.25
-"""Seconds between two questions how much work is left."""
+"""During a drain, the server is asked every so many seconds how much work is left."""
 MIB = 1024 * 1024
 
 Asked = Callable[[RolloutClient, Records], Awaitable[int]]
@@ -135,7 +135,7 @@ def _configuration(target: str, info: ServerInfo, width: int) -> Iterator[Line]:
 
 
 def protocol_range(info: ServerInfo) -> str:
-    """Return the versions of the protocol that a server speaks."""
+    """Return the range of protocol versions that a server supports."""
     low, high = info.protocol_min, info.protocol_max
     return str(low) if low == high else f"{low} to {high}"
 
@@ -155,7 +155,7 @@ def _value(name: str, value: Any) -> str:
 
 
 def _run(name: str, options: SourceOptions, ask: Asked, *, json: bool) -> int:
-    """Ask the server of the options, and return the exit code. A failed call ends the command with exit code 2."""
+    """Call the server that the options name. Return the exit code, which is 2 if a call fails."""
 
     async def asked(out: Records) -> int:
         server = chosen_server(f"ctl {name}", options)

@@ -1,4 +1,4 @@
-"""Runs agents on daemon threads, so that a command can end even if an agent does not."""
+"""Runs agents in daemon threads, so that a command can end even if an agent hangs."""
 
 import asyncio
 import concurrent.futures
@@ -15,21 +15,21 @@ DAEMON_THREAD = job("cli.run_in_daemon_thread", OnFailure.REPORT, "thread")
 EXIT_AFTER = job("cli.exit_after", OnFailure.REPORT, "thread")
 
 STOPPING = 5.0
-"""After Ctrl-C, commands wait at most this many seconds for running agents, and until a journal is closed."""
+"""After Ctrl-C, commands wait at most this many seconds for running agents to end and for the journal to close."""
 
 T = TypeVar("T")
 
 
 def run_in_daemon_thread(main: Callable[[], Awaitable[T]], limit: float | None = None, *, stopping: float = 0.0) -> T:
-    """Return the result of a coroutine that runs in a daemon thread, which an agent cannot keep alive.
+    """Run a coroutine in a daemon thread, and return its result. If it hangs, it does not keep the process alive.
 
     Args:
         main: Makes the coroutine.
-        limit: How long it may take, in seconds.
-        stopping: After Ctrl-C, the coroutine is cancelled, and gets this many seconds to end.
+        limit: The time limit, in seconds. None means no limit.
+        stopping: The seconds that the coroutine gets to end after Ctrl-C, which cancels it. 0 does not cancel it.
 
     Raises:
-        concurrent.futures.TimeoutError: It takes longer than `limit`.
+        concurrent.futures.TimeoutError: The coroutine takes longer than `limit`.
     """
     future: concurrent.futures.Future[T] = concurrent.futures.Future()
     cancel: list[Callable[[], object]] = []
@@ -66,7 +66,7 @@ def run_in_daemon_thread(main: Callable[[], Awaitable[T]], limit: float | None =
 
 @contextlib.contextmanager
 def exit_after(seconds: float, message: str) -> Iterator[None]:
-    """End the process with a message and exit code 2 if the block takes longer, even in a call of C code."""
+    """Exit with code 2 and a message if the block takes longer than `seconds`, even if C code is running."""
     over = threading.Event()
 
     def wait() -> bool:

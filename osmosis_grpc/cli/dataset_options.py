@@ -1,4 +1,4 @@
-"""Checks the options of test and eval, and says what a run depends on."""
+"""Checks the options of test and eval, and collects the inputs on which a run depends."""
 
 import math
 import os
@@ -43,9 +43,9 @@ T = TypeVar("T")
 
 SCRIPT = "mock:script="
 TOKEN_MODELS = ("vllm-grpc:", "vllm-http:", "smg:")
-"""The beginnings of the names of models that osmosis_grpc.cli.token_models opens."""
+"""The prefixes of model names that osmosis_grpc.cli.token_models opens."""
 LONGEST = 604_800.0
-"""The most seconds of a row in a session."""
+"""The time limit of a row with --interactive, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What a run needs, after all options were checked."""
+    """The parts of a run. All options have been checked."""
 
     agent_loop: RolloutAgentLoop | Runnable
     dataset: Dataset
@@ -67,12 +67,12 @@ class Prepared:
     total: int
     """The number of chosen rows."""
     model: Model | None
-    """None in a replay."""
+    """The model; None in a replay."""
     recorded: RecordedReplies | None
-    """The recorded replies of a replay."""
+    """The recorded replies in a replay; otherwise None."""
     config: RunConfig
     functions: list[EvalFunction]
-    """Without them, eval scores a rollout by its own reward."""
+    """The eval functions. If there are none, eval scores a rollout by its own reward."""
 
     @property
     def policy(self) -> Policy:
@@ -83,15 +83,15 @@ class Prepared:
         return self.recorded
 
     def probe(self) -> None:
-        """Ask the model once. Raises ModelError."""
+        """Test the model with one chat. Raises ModelError."""
         model = self.model
         if model is not None:
             run_in_daemon_thread(lambda: model.probe(self.config.completion_params))
 
     def pending(self, choices: Choices, results: Mapping[tuple[int, int], RowResult]) -> Iterator[Row]:
-        """Yield each run of each row that has to run, or whose score is missing. Raises DatasetError.
+        """Yield each run of each row that must run or be scored. Raises DatasetError.
 
-        `results` has the results of the earlier run by row and run of the row.
+        `results` has the results of the earlier run, by row and by run of the row.
         """
         for row in self.dataset.rows(self.rows.offset, self.rows.limit, self.rows.chosen):
             for index in range(choices.n):
@@ -108,10 +108,10 @@ def prepare(options: RunOptions, choices: Choices) -> Prepared:
 
     Args:
         options: The options that both commands have.
-        choices: The options of the command.
+        choices: The options that only one of them has.
 
     Raises:
-        DatasetError, ModelError, RunError, LoadError, EvalFunctionError: What the options name cannot be used.
+        DatasetError, ModelError, RunError, LoadError, EvalFunctionError: Something that the options name is unusable.
     """
     command = choices.command
     if options.module and options.env:
@@ -175,7 +175,7 @@ def prepare(options: RunOptions, choices: Choices) -> Prepared:
 
 
 def _rows(options: RunOptions, choices: Choices) -> Rows:
-    """Return the chosen rows. A session can go to every row."""
+    """Return the chosen rows. With --interactive, the user can go to any row."""
     if choices.rows:
         chosen = parsed(choices.command, "--rows", RowChoice, choices.rows)
         return Rows(0, chosen.last + 1, chosen)
@@ -185,7 +185,7 @@ def _rows(options: RunOptions, choices: Choices) -> Rows:
 
 
 def model_of(options: RunOptions | ForkOptions) -> Model:
-    """Return the model that the options name. Raises ModelError, and MissingExtraError without its library."""
+    """Open the model that the options name. Raises ModelError, and MissingExtraError if its library is missing."""
     if not options.model.startswith(TOKEN_MODELS):
         if options.tokenizer:
             raise ModelError(
@@ -200,7 +200,7 @@ def model_of(options: RunOptions | ForkOptions) -> Model:
 
 
 def _configuration(options: RunOptions) -> dict[str, Any]:
-    """Return what the configurations of a workflow and its grader depend on. Raises OSError."""
+    """Return the inputs of the configurations of a workflow and its grader. Raises OSError."""
     parts = {
         "config": digest_of(Path(options.config)) if options.config else None,
         "workflow_config": list(options.workflow_config or ()),
@@ -211,7 +211,7 @@ def _configuration(options: RunOptions) -> dict[str, Any]:
 
 
 def _check_output(command: str, path: str | None) -> None:
-    """End the command with exit code 2 if the file of -o cannot be written, before a model is asked."""
+    """End the command with exit code 2 if the file of -o cannot be written. Call this before a model is asked."""
     if not path:
         return
     folder = Path(path).parent
@@ -227,7 +227,7 @@ def _check_output(command: str, path: str | None) -> None:
 
 
 def _check_runs(recorded: RunFolder, runs: int) -> None:
-    """Raise RunError if the rows of a recorded run ran another number of times, so that it has other rollouts."""
+    """Raise RunError if a recorded run lacks rollouts, because it ran each row another number of times."""
     known = int(recorded.about.get("n", 1))
     if known != runs and (min(known, runs) == 1 or known < runs):
         command = recorded.about.get("command")
@@ -238,7 +238,7 @@ def _check_runs(recorded: RunFolder, runs: int) -> None:
 
 
 def parsed(command: str, option: str, parse: Callable[[Any], T], value: Any) -> T:
-    """Return the parsed value of an option. A wrong value ends the command with exit code 2."""
+    """Parse the value of an option, and return it. A wrong value ends the command with exit code 2."""
     try:
         return parse(value)
     except ValueError as error:
@@ -246,7 +246,7 @@ def parsed(command: str, option: str, parse: Callable[[Any], T], value: Any) -> 
 
 
 def about(options: RunOptions, choices: Choices, prepared: Prepared) -> dict[str, Any]:
-    """Return the facts of run.json. The key is not among them."""
+    """Return the content of run.json. It does not contain the API key."""
     config, agent_loop = prepared.config, prepared.agent_loop
     own = {"n": choices.n, "pass_threshold": choices.pass_threshold}
     functions = list(choices.eval_fn)
@@ -274,7 +274,7 @@ def about(options: RunOptions, choices: Choices, prepared: Prepared) -> dict[str
 
 
 def inputs(options: RunOptions, choices: Choices, prepared: Prepared) -> Inputs:
-    """Return what the rollouts depend on. Raises OSError if a file cannot be read."""
+    """Return the inputs on which the rollouts depend. Raises OSError if a file cannot be read."""
     model: dict[str, Any] = {"model": options.model}
     if prepared.model is None:
         model = {"replay": options.replay}
@@ -303,6 +303,6 @@ def inputs(options: RunOptions, choices: Choices, prepared: Prepared) -> Inputs:
 
 
 def stored(options: RunOptions) -> dict[str, Any]:
-    """Return the options that a run can be continued with. The key is not among them."""
+    """Return the options to store, so that the run can be continued with them. The API key is not among them."""
     left_out = ("unnamed", "api_key", "output", "save_dir", "quiet", "plain", "debug")
     return {name: value for name, value in asdict(options).items() if name not in left_out}

@@ -36,7 +36,7 @@ Results = dict[tuple[int, int], RowResult]
 
 
 class DatasetRun:
-    """One run of the rows that have no result yet. The summary is about all results in the folder."""
+    """Runs the rows that have no result yet. The summary covers all results in the folder."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class DatasetRun:
         out: Records,
         results: Results,
     ) -> None:
-        """`results` are those of an earlier run in the folder that this one continues."""
+        """`results` are the results of an earlier run in the folder, which this run continues."""
         self._options = options
         self._choices = choices
         self._prepared = prepared
@@ -58,14 +58,14 @@ class DatasetRun:
         self._unit = "rollout" if self._scores else "row"
         self._summary = Summary()
         self._failed: list[RowResult] = []
-        """The first results that failed."""
+        """The first failed results, at most MOST_FAILURES."""
         self._noted = Noted(rewards=not prepared.functions)
         self._unfinished = ""
         """Why the run ended before its last row, in one word."""
         again = {(row.number, row.run_index) for row in prepared.pending(choices, results)} if results else set()
         kept = [result for key, result in results.items() if key not in again]
         self._total = len(kept) + (len(again) if results else prepared.total * choices.n)
-        """The number of results at the end."""
+        """The number of results when the run has ended."""
         for result in kept:
             self._count(result)
 
@@ -84,7 +84,7 @@ class DatasetRun:
                 run_in_daemon_thread(lambda: self._rows(display), stopping=STOPPING)
             except KeyboardInterrupt:
                 interrupted = True
-            except (DatasetError, JournalError, CallError, RunError, OSError) as error:  # the files changed, or a disk
+            except (DatasetError, JournalError, CallError, RunError, OSError) as error:  # a file has changed or failed
                 problem = printable(str(error))
         try:
             self._folder.end("interrupted" if interrupted or problem else "finished", self._summary.record())
@@ -101,7 +101,7 @@ class DatasetRun:
         return int(not stepped and bool(self._summary.failed or self._summary.unscored))
 
     async def _rows(self, display: Display) -> None:
-        """Run the rows, or with -i those that the user chooses."""
+        """Run the rows; with -i, only the rows that the user chooses."""
         prepared, choices = self._prepared, self._choices
         scorer = Scorer(prepared.functions, prepared.config.agent_timeout) if self._scores else None
         policy, rows = prepared.policy, prepared.pending(choices, self._known)
@@ -160,7 +160,7 @@ class DatasetRun:
         return record
 
     def _say_summary(self, seconds: float) -> None:
-        """Write the record and the lines of the summary. The very last line is the command to use next."""
+        """Write the record and the lines of the summary. The last lines show the commands to use next."""
         summary, where = self._summary, Place(self._folder.path).words
         failed = next((result.name for result in self._failed if result.token_usage), None)
         show = f"{program()} show {failed} {where}" if failed else None
@@ -188,7 +188,7 @@ class DatasetRun:
             return
         self._out.say(f"The run is in {self._quoted}.")
         self._out.say(f"In a browser: {program()} view {where}{f' --rollout {failed}' * bool(failed)}")
-        if continued:  # the key is in no file, so the user gives it again
+        if continued:  # no file has the API key, so the user has to give it again
             more = " --retry-failed" * self._choices.retry_failed + " --api-key KEY" * bool(self._options.api_key)
             self._out.say(f"To continue it: {program()} eval --resume {self._name}{more}")
             return
@@ -208,7 +208,7 @@ class DatasetRun:
         return True
 
     def _output(self) -> dict[str, Any]:
-        """Return the content of the file of -o. The fields of the Osmosis SDK have its names."""
+        """Return the content of the file of -o. Fields that the Osmosis SDK also has use its names."""
         about = {name: value for name, value in self._folder.about.items() if name not in ("summary", "inputs")}
         facts = {**about, "folder": str(self._folder.path)}
         head = {"schema_version": SCHEMA_VERSION, "summary": self._record(), "run": facts}

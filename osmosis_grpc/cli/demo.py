@@ -1,6 +1,6 @@
-"""The demo command starts an agent server in a separate process, and runs eight rollouts on it.
+"""The demo command: starts an agent server in a separate process, and runs eight rollouts on it.
 
-The process of the command is the trainer. Its model is a mock.
+The command's own process is the trainer. Its model is a mock.
 """
 
 import asyncio
@@ -63,7 +63,7 @@ Next:
 LIMIT = 60.0
 """All rollouts together may take at most this many seconds."""
 STOP_WITHIN = 10.0
-"""The demo waits at most this many seconds until the server has stopped. Then the demo kills the server."""
+"""The demo waits at most this many seconds until the server has stopped, and then kills it."""
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -93,10 +93,10 @@ def run_demo(as_json: bool, agent: Sequence[str] = (), state_dir: str | None = N
     """Run the rollouts, print them, and return the exit code.
 
     Args:
-        as_json: Whether to print a record for each rollout in place of the table.
-        agent: The options of `serve` that name the agent. Without them, the agent is the calculator.
-        state_dir: Where the journal is; by default in a temporary folder.
-        workers: The number of the server's processes.
+        as_json: Whether to print a record for each rollout instead of the table.
+        agent: The options of `serve` that name the agent. If empty, the agent is the calculator.
+        state_dir: The folder of the journal. By default it is a temporary folder.
+        workers: The number of server processes.
     """
     with records(as_json) as out:
         if not as_json:
@@ -158,16 +158,16 @@ def _options(folder: str, state_dir: str | None, workers: int, token: str) -> li
 
 
 def _environment() -> dict[str, str]:
-    """Return the environment of the server, which has no OSMOSIS_ variables of this process."""
+    """Return the server's environment variables: those of this process without OSMOSIS_*, and a PYTHONPATH."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("OSMOSIS_")}
     return env | {"PYTHONPATH": os.pathsep.join(os.path.abspath(path) for path in ("", *sys.path))}
 
 
 async def _run(demo: _Demo, env: dict[str, str]) -> list[RolloutOutcome]:
-    """Run the rollouts on a server of their own.
+    """Start a server, and run the rollouts on it.
 
-    The calculator runs in the temporary folder and reads no .env file; an agent of the user runs in the current folder.
-    The server has its own process group, so Ctrl-C stops only the demo. The demo then stops the server.
+    The calculator runs in the temporary folder, so it reads no .env file. The user's agent runs in the current folder.
+    The server has its own process group, so Ctrl-C stops only the demo, which then stops the server.
 
     Raises:
         _DemoError: The server ends early or refuses a call, or the rollouts take longer than LIMIT.
@@ -185,7 +185,7 @@ async def _run(demo: _Demo, env: dict[str, str]) -> list[RolloutOutcome]:
         await asyncio.wait(tasks, timeout=LIMIT, return_when=asyncio.FIRST_COMPLETED)
         if rollouts.done() and rollouts.exception() is None:
             return rollouts.result()
-        if rollouts.done():  # if a call failed because the server ended, its end is known a moment later
+        if rollouts.done():  # if a call failed because the server ended, this process learns that a moment later
             await asyncio.wait({end}, timeout=1.0)
         if end.done():
             raise _DemoError(f"the server ended before all rollouts had ended: {_end(end.result())}")
@@ -212,7 +212,7 @@ async def _run(demo: _Demo, env: dict[str, str]) -> list[RolloutOutcome]:
 
 
 def _started(demo: _Demo, env: dict[str, str]) -> "subprocess.Popen[bytes]":
-    # asyncio's own subprocesses warn of an unknown child if they are cancelled while they start.
+    # asyncio's own subprocesses warn of an unknown child process if they are cancelled while they start.
     return subprocess.Popen(
         (sys.executable, "-m", "osmosis_grpc.serve", *(demo.agent or CALCULATOR), *demo.options),
         stdin=subprocess.DEVNULL,
@@ -265,5 +265,5 @@ def _table(outcomes: list[RolloutOutcome]) -> Table:
 
 
 def _reward(reward: float | None) -> Text:
-    """Return a reward that cannot be taken for another one: a zero is red."""
+    """Format a reward. A zero is red, so that nobody overlooks it."""
     return Text("-") if reward is None else Text(f"{reward:.1f}", style="" if reward > 0 else "bold red")

@@ -1,7 +1,7 @@
 """A small tokenizer for the rollouts of `view --demo`.
 
-A token is a word with the space before it, up to three digits, or a sign. The tokenizer grows with the texts that it
-encodes, so its ids have texts without the files of a model.
+A token is a word with the space before it, up to three digits, or one other character. The tokenizer learns its
+vocabulary from the texts that it encodes, so it needs no files of a model.
 """
 
 import re
@@ -24,18 +24,18 @@ class Words:
         return [self._ids.setdefault(piece, len(self._ids)) for piece in _PIECES.findall(text)]
 
     def of(self, ids: Iterable[int], /) -> list[str]:
-        """Return the text of each id. It is empty for an unknown id."""
+        """Return the text of each id, or "" for an unknown id."""
         texts = list(self._ids)
         return [texts[number] if number < len(texts) else "" for number in ids]
 
 
 def prompt_text(messages: Sequence[Message]) -> str:
-    """Return a conversation as a chat template writes it, up to the beginning of a reply."""
+    """Render a conversation as a chat template would, up to the beginning of a reply."""
     return "".join(f"<|{each['role']}|>{reply_text(each)}" for each in messages) + "<|assistant|>"
 
 
 def reply_text(message: Message) -> str:
-    """Return the text that a model samples for a message, with the sign of its end."""
+    """Return the text that a model would sample for a message, with an end token."""
     content = message.get("content") or ""
     if not isinstance(content, str):
         content = "".join(str(mapping(part).get("text", "<|image|>")) for part in content)

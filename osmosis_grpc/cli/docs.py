@@ -12,11 +12,11 @@ from osmosis_grpc.serve.json_output import records, usage_error
 
 PACKAGE = Path(osmosis_grpc.__file__).parent
 FOLDERS = PACKAGE / "docs", PACKAGE.parent / "docs"
-"""Where the pages are: in the package after the installation of a wheel, and beside it in a checkout."""
+"""The folders of the pages: inside the package if a wheel is installed, and beside the package in a checkout."""
 
 
 class Section(NamedTuple):
-    """A heading with the text below it."""
+    """A heading and the text from it to the next heading of the same or a higher level."""
 
     page: str
     title: str
@@ -44,7 +44,7 @@ def run_docs(topic: str | None, *, json: bool) -> int:
 
 
 def sections(page: str, text: str) -> Iterator[Section]:
-    """Yield the sections of a page. A section has the sections below it. The first one is the page."""
+    """Yield the sections of a page. A section contains its subsections. The first section is the whole page."""
     lines = text.splitlines()
     heads: list[tuple[int, int]] = []
     in_block = False

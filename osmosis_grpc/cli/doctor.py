@@ -1,7 +1,7 @@
 """The doctor command: checks this machine, and reports the damage in a journal and in a ledger.
 
-The checks import neither gRPC nor protobuf, because a wrong version of them is one of the problems that they find. What
-reads the files is imported after the checks.
+The checks import neither gRPC nor protobuf, because wrong versions of these are among the problems that they find. The
+code that reads the files is imported after the checks.
 """
 
 import os
@@ -51,10 +51,10 @@ class Check:
 
     name: str
     found: str
-    """For people."""
+    """The result as text."""
     problem: bool = False
     fix: str = ""
-    """The command that ends the problem; empty if there is none."""
+    """The command that solves the problem, or "" if there is none."""
 
 
 def checks(folder: Path | None) -> Iterator[Check]:
@@ -81,7 +81,7 @@ def checks(folder: Path | None) -> Iterator[Check]:
 
 
 def _ports(server: "RolloutServerSettings") -> Iterator[tuple[str, int]]:
-    """Yield what each port of the settings is for, and the port. Port 0 is a free one, so there is nothing to check."""
+    """Yield the use and the number of each port in the settings. Port 0 is left out: the system chooses a free port."""
     if server.grpc_port:
         yield from (
             (f"gRPC of worker {worker}" if server.workers > 1 else "gRPC", server.grpc_port + worker)
@@ -154,7 +154,7 @@ def _fits(found: str, wanted: str) -> bool:
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    """Return the numbers at the beginning of a version, without zeros at their end."""
+    """Return the leading numbers of a version, without trailing zeros."""
     found = re.match(r"\d+(?:\.\d+)*", text)
     numbers = [int(part) for part in found[0].split(".")] if found else []
     while numbers and not numbers[-1]:
@@ -176,10 +176,10 @@ def _folder(folder: Path) -> Check:
 
 
 def _certificate(path: Path) -> Check:
-    """Return when a certificate of the settings expires. It is a problem if that is soon."""
+    """Check when a certificate expires. It is a problem if that is within SOON."""
     name = f"certificate {path}"
     try:
-        # ssl has no public name for it, and another interpreter may not have it.
+        # ssl has no public function for this, and other Python implementations may lack the private one.
         from _ssl import _test_decode_cert  # type: ignore[attr-defined]
 
         end = ssl.cert_time_to_seconds(str(_test_decode_cert(str(path))["notAfter"]))
@@ -194,7 +194,7 @@ def _certificate(path: Path) -> Check:
 
 
 def _port(what: str, port: int) -> Check:
-    """Return whether a server can listen on a port. A used port is no problem: perhaps the server uses it."""
+    """Check whether a server could listen on a port. A port in use is no problem: perhaps the server itself uses it."""
     name = f"port {port} ({what})"
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as tried:
         tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -235,7 +235,7 @@ def _say_checks(found: Sequence[Check], out: Records) -> None:
 
 
 def _examine_files(wanted: Sequence[tuple[Path, Kind]], out: Records, *, sound: bool) -> int:
-    """Report the damage in files, and return the exit code. `sound` says that the checks have found no problem."""
+    """Report the damage in files, and return the exit code. `sound` is whether the checks have found no problem."""
     if not wanted:
         return 0
     try:

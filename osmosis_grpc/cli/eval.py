@@ -1,7 +1,7 @@
 """The commands test and eval: run the rows of a dataset, each several times if asked, and score the rollouts.
 
-Both share their code: `test` runs each row once, scores nothing, and may stop before each chat. A stopped run of `eval`
-continues with --resume, or with the same command if it has --save-dir. If the inputs have changed, it is refused.
+Both share their code: `test` runs each row once, scores nothing, and can stop before each chat. To continue a stopped
+run of `eval`, pass --resume, or repeat the command with its --save-dir. This is refused if the inputs have changed.
 """
 
 from dataclasses import replace
@@ -20,17 +20,17 @@ from osmosis_grpc.records.reading.phrases import counted
 from osmosis_grpc.serve.json_output import records, say_error, usage_error
 
 OF_EVAL = "eval_fn", "n", "pass_threshold"
-"""The options of eval that a run is continued with."""
+"""The options of eval that a continued run takes over."""
 OF_MODELS = frozenset(
     {"model", "tokenizer", "base_url", "api_key", "temperature", "max_tokens", "pin_sampling", "price", "replay"}
 )
-"""The options that a replay does not take from the run that it replays."""
+"""The options that a replay does not take over from the replayed run."""
 
 
 def run_dataset(run: RunOptions, choices: Choices, given: frozenset[str]) -> int:
-    """Run what has no result yet, print the results, and return the exit code: 0, 1, 2 or 130.
+    """Run the rows without a result, print the results, and return the exit code: 0, 1, 2 or 130.
 
-    `given` has the names of the options that are on the command line. The others of a resumed run are those of then.
+    `given` has the names of the options on the command line. A resumed run takes all other options from its folder.
     """
     if run.unnamed:
         agents = [word for word in run.unnamed if ":" in word or not Path(word).suffix]
@@ -42,7 +42,7 @@ def run_dataset(run: RunOptions, choices: Choices, given: frozenset[str]) -> int
             if run.replay:
                 _check_replay(choices.command, given)
                 recorded = RunFolder.open(run.replay, replays=False)
-                run = replace(run, replay=str(recorded.path))  # a run of its own may begin before the next look
+                run = replace(run, replay=str(recorded.path))  # resolved once: `last` could soon name this new run
                 run, choices = _with_stored(run, choices, recorded, given | OF_MODELS)
             old = _earlier(run, choices)
             if choices.resume and old is not None:
@@ -66,7 +66,7 @@ def run_dataset(run: RunOptions, choices: Choices, given: frozenset[str]) -> int
 
 
 def _check_replay(command: str, given: frozenset[str]) -> None:
-    """End the command with exit code 2 if options name a model, which a replay does not ask."""
+    """End the command with exit code 2 if options name a model: a replay asks none."""
     models = [f"--{name.replace('_', '-')}" for name in ("model", "tokenizer", "base_url", "api_key") if name in given]
     if models:
         wrong = " and ".join(models)
@@ -112,11 +112,11 @@ def _earlier(run: RunOptions, choices: Choices) -> RunFolder | None:
 def _with_stored(
     run: RunOptions, choices: Choices, old: RunFolder, given: frozenset[str]
 ) -> tuple[RunOptions, Choices]:
-    """Return the options of an earlier run. Those on the command line stay."""
+    """Return the options, taking those that are not on the command line from an earlier run."""
     if given & {"module", "env"}:
         given |= {"module", "env"}
     if "dataset" in given and run.dataset != old.about.get("dataset"):
-        given |= {"columns", "limit", "offset", "rows"}  # they are about the rows of the other file
+        given |= {"columns", "limit", "offset", "rows"}  # the stored ones refer to the rows of the other file
     left = {name: value for name, value in old.about.get("options", {}).items() if name not in given}
     of_run = {name: left[name] for name in stored(run) if name in left}
     own = {name: left[name] for name in OF_EVAL if name in left and choices.command == "eval"}
@@ -130,7 +130,7 @@ def _with_stored(
 
 
 def _results(old: RunFolder | None, choices: Choices, now: Inputs) -> Results:
-    """Return the results that count. Raises RunError if the inputs of the earlier run were others."""
+    """Return the results of the earlier run to keep. Raises RunError if that run had other inputs."""
     if old is None or choices.fresh:
         return {}
     different = changes(old.about.get("inputs", {}), now)
@@ -145,7 +145,7 @@ def _results(old: RunFolder | None, choices: Choices, now: Inputs) -> Results:
 
 
 def _opened(old: RunFolder | None, run: RunOptions, choices: Choices, prepared: Prepared, now: Inputs) -> RunFolder:
-    """Return the folder of the run, for this process only."""
+    """Open the folder of the run, and lock it for this process."""
     facts = {**about(run, choices, prepared), "inputs": now}
     path = Path(run.save_dir) if run.save_dir else None
     if old is None:

@@ -12,7 +12,7 @@ from osmosis_grpc.records.reading.event_text import event_record, name_of, one_l
 from osmosis_grpc.serve.json_output import Records, say_error, usage_error
 
 KINDS: dict[type, str] = {events.Delivered: "note", events.ChatFailed: "error", events.ToolCalled: "call"}
-"""The kind of an event to the kind of its line."""
+"""Maps the type of an event to the kind of its line."""
 
 
 def run_events(rollout: str | None, attempt: int | None, options: SourceOptions, *, follow: bool, json: bool) -> int:

@@ -1,4 +1,4 @@
-"""The export command: writes recorded rollouts in a format of trainers or tools.
+"""The export command: writes recorded rollouts in a format that trainers or tools read.
 
 Rollouts are read page by page and written one by one, so memory does not grow with their number.
 """
@@ -26,7 +26,7 @@ from osmosis_grpc.serve.json_output import Records, records, say_error, usage_er
 
 PAGE = 200
 PROGRESS = 5.0
-"""Seconds between two lines about the progress."""
+"""Seconds between two progress lines."""
 OUTPUTS = {
     "messages": "messages.jsonl",
     "atif": "atif",
@@ -35,22 +35,22 @@ OUTPUTS = {
     "verl-batch": "verl-batch",
     "verl-records": "verl-records.jsonl",
 }
-"""The formats, and the output of each without --output."""
+"""The formats, and the default of --output for each."""
 _ROWS = {"messages": "line", "atif": "file"}
-"""What a row of a format is; a segment for the others."""
+"""The word for a row of a format. For the others, it is a segment."""
 _OPTIONS = {
     'untrainable="skip"': "--skip-untrainable",
     'too_long="skip"': "--too-long skip",
     "components=False": "--no-reward-components",
     "inputs_of=": "osmosis_grpc.records.export.verl_records(inputs_of=) in Python",
 }
-"""What Python calls the options."""
+"""Maps the Python spelling of an option, as in errors, to its spelling on the command line."""
 _NOT_ROLLOUTS = {"output", "pad_id", "prompt_length", "response_length", "global_steps", "too_long"}
-"""The fields of errors that are about options, and not about a rollout."""
+"""Fields of InvalidArgument that concern an option instead of a rollout."""
 
 
 class _Refused(Exception):
-    """A rollout or an option is refused. The cause is an InvalidArgument, which a source takes for its own."""
+    """Wraps an InvalidArgument about a rollout or an option, so that the source does not treat it as its own error."""
 
 
 def run_export(choices: ExportChoices, options: SourceOptions, *, json: bool) -> int:
@@ -84,7 +84,7 @@ def run_export(choices: ExportChoices, options: SourceOptions, *, json: bool) ->
             return _refused(cause)
         except (SourceError, MissingExtraError) as error:
             usage_error("export", str(error))
-        except BrokenPipeError:  # the reader of stdout has read enough
+        except BrokenPipeError:  # the reader of stdout, such as head, has closed the pipe
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             return 0
         except OSError as error:
@@ -150,7 +150,7 @@ async def _exported(source: Source, where: RolloutFilter, choices: ExportChoices
 
 
 async def _rollout(source: Source, info: RolloutInfo, *, skip: bool) -> RecordedRollout | None:
-    """Return a rollout; None if it has no outcome, or if it is damaged and damaged ones are left out."""
+    """Return a rollout. Return None if it has no outcome, or if it is damaged and `skip` is set."""
     try:
         whole = await source.get(info.rollout_id, info.attempt)
         if whole.outcome is None:

@@ -1,4 +1,4 @@
-"""The fork command: runs a recorded rollout again from one of its chats on, with live replies from there.
+"""The fork command: runs a recorded rollout again, with recorded replies up to a chat and live replies after it.
 
 With -m, the agent loop runs in this process, and the fork is written to the folder of a run. Without -m, a running
 server runs the fork, and this process is its trainer.
@@ -42,7 +42,7 @@ MAIN = "main"
 
 @dataclass(frozen=True, slots=True)
 class _Original:
-    """What is recorded of the rollout to fork."""
+    """The recorded rollout to fork."""
 
     request: RolloutRequest
     agent_loop: str
@@ -50,14 +50,14 @@ class _Original:
     chats: ForkedChats
 
     def forked(self) -> RolloutRequest:
-        """Return the request for a fork. It has the fields of the original, but for its ids and its group."""
+        """Return the request for a fork: the original request with new ids and without a group."""
         rollout_id = f"{self.fork.rollout_id[:200]}-fork-{secrets.token_hex(3)}"
         ids = replace(self.request, rollout_id=rollout_id, attempt=1, group=None, idempotency_key=None)
         return replace(ids, fork=self.fork)
 
 
 def run_fork_command(options: ForkOptions, agents: AgentSources, source: SourceOptions, *, json: bool) -> int:
-    """Run the fork, print its end, and return the exit code: 0, 1, 2 or 130."""
+    """Run the fork, print how it ended, and return the exit code: 0, 1, 2 or 130."""
     with records(json) as out:
         try:
             place = place_of("fork", source.where)
@@ -136,7 +136,7 @@ class _Here:
 
 
 def _agent_loop(options: ForkOptions, agents: AgentSources, original: _Original) -> RolloutAgentLoop | Runnable:
-    """Return the agent loop of the original. A wrong one ends the command with exit code 2."""
+    """Load the agent loop of the original. If it is unknown or not replayable, end the command with exit code 2."""
     name = original.agent_loop
     agent_loop = loop_of("fork", load_loops("fork", options.module, agents), name)
     if not as_runnable(agent_loop).replayable:
@@ -149,7 +149,7 @@ def _agent_loop(options: ForkOptions, agents: AgentSources, original: _Original)
 
 
 def _on_server(options: ForkOptions, source: SourceOptions, place: Place, original: _Original, out: Records) -> int:
-    """Run the fork on the server of the source, as its trainer."""
+    """Run the fork on the server that has the original. This process is the trainer."""
     if not place.server:
         usage_error(
             "fork",

@@ -1,4 +1,4 @@
-"""The init command: writes a project with an agent, a reward and a dataset, or one that trains on an environment."""
+"""The init command: writes a project with an agent, a reward and a dataset, or a trainer for an environment."""
 
 import json as json_texts
 import os
@@ -15,11 +15,11 @@ from osmosis_grpc.protocol.types.outcome import printable
 from osmosis_grpc.serve.json_output import records, usage_error
 
 TEMPLATES = {"minimal": "server", "tools": "server", "openai": "server,openai"}
-"""The templates, and the extras of osmosis-grpc that each needs."""
+"""The templates, with the extras of osmosis-grpc that each needs."""
 NEEDED = {"openai": "openai"}
-"""The templates whose agents import a package that the command does not need, and this package."""
+"""The templates whose agent imports a further package, with the name of the package."""
 ENDING = ".template"
-"""Ends the names of the files in a template, so that no tool takes them for modules of this package."""
+"""The suffix of files in a template, so that no tool takes them for modules of this package."""
 _INSTALL = "Install the package that the agent uses:\n\n    pip install {}\n\n"
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
 
@@ -41,7 +41,7 @@ def run_init(target: str, template: str, env: str | None = None, *, force: bool,
     _write(folder, texts, force=force)
     shown = "" if target == "." else f"cd {shlex.quote(target)} && "
     name_of_program = program()
-    if os.sep in name_of_program:  # it is relative to the folder of now
+    if os.sep in name_of_program:  # a path relative to the current folder, which the commands leave
         name_of_program = shlex.quote(os.path.abspath(name_of_program))
     commands = [re.sub(r"^osmosis-grpc\b", lambda _: name_of_program, command) for command in project.commands]
     with records(json) as out:
@@ -67,9 +67,9 @@ def _spec(text: str) -> EnvironmentSpec:
 @dataclass(frozen=True, slots=True)
 class _Project:
     parts: tuple[str, ...]
-    """The folders of templates that it has."""
+    """The template folders that make up the project."""
     words: Mapping[str, str]
-    """What stands in the files in place of {{...}}."""
+    """The values that replace {{...}} in the files."""
     commands: Sequence[str]
 
 

@@ -35,13 +35,13 @@ BETWEEN_ROWS = """\
   ?             show this help
   q             quit"""
 MOST_CHARS = 2000
-"""The most characters of a message that are shown."""
+"""At most this many characters of a message are shown."""
 LINE = 64 * 1024
-"""The most bytes of a line of the user."""
+"""At most this many bytes of the user's input are read at once."""
 
 
 class Session:
-    """The rows and the stops of one session. `leave` ends the rollout with an id."""
+    """The rows and the stops of one session. `leave` cancels the rollout with an id."""
 
     def __init__(self, dataset: Dataset, first: int, total: int) -> None:
         self.leave: Callable[[str], object] = lambda rollout_id: None
@@ -51,14 +51,14 @@ class Session:
         """The row that runs next; None at the end."""
         self._attempts: dict[int, int] = {}
         self._asks = False
-        """Whether the session asks for the next row before it begins."""
+        """Whether the session asks the user before the next row begins."""
         self._row = first
         self._stops = True
         self._seen = 0
-        """The number of messages of the newest chat that were shown."""
+        """How many messages of the conversation have been shown."""
 
     def rows(self) -> Iterator[Row]:
-        """Yield the rows that the user chooses. Blocks while it asks."""
+        """Yield the rows that the user chooses. Blocks while waiting for input."""
         while self._next is not None:
             if self._asks and not self._choose_row():
                 return
@@ -74,7 +74,7 @@ class Session:
             yield replace(row, attempt=self._attempts[row.number])
 
     def _choose_row(self) -> bool:
-        """Ask for the next row. Return False to quit."""
+        """Ask the user for the next row. Return False if the user quits."""
         while True:
             word, rest = _ask(f"[next: row {self._next}] n, r N, ?, q > ")
             if word in ("", "n"):
@@ -87,9 +87,9 @@ class Session:
             _say(*_unknown(word), BETWEEN_ROWS)
 
     def stop(self, request: ChatRequest) -> Message | ChatRequest | None:
-        """Show the new messages of a chat, and ask what to do.
+        """Show the new messages of a chat, and ask the user what to do.
 
-        Returns the request for the model, or a reply instead of the model's, or None to end the rollout.
+        Returns the request to send to the model, or a reply to use instead of the model's, or None to end the rollout.
         """
         for message in request.messages[self._seen :]:
             _say(*_message(message))
@@ -118,7 +118,7 @@ class Session:
         return request
 
     def stop_again(self) -> None:
-        """Stop before the next chat, also after "c"."""
+        """Stop before the next chat, even after "c"."""
         self._stops = True
 
     def replied(self, message: Message) -> None:
@@ -128,7 +128,7 @@ class Session:
 
 
 class SteppedPolicy:
-    """A policy that stops before each chat. It shows an error of the model, and asks again."""
+    """A policy that stops before each chat. If the model fails, it shows the error and asks the user again."""
 
     def __init__(self, policy: Policy, session: Session) -> None:
         self._policy = policy
@@ -165,16 +165,16 @@ class SteppedPolicy:
 
 
 def check_terminal() -> str:
-    """Return why a session cannot begin; empty if it can."""
+    """Return why a session cannot begin, or "" if it can."""
     terminal = all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout))
     return "" if terminal else "-i asks on a terminal, and stdin or stdout is none; leave out -i"
 
 
 def _ask(prompt: str) -> tuple[str, str]:
-    """Return the first word of the user's line, and the rest. The end of the input is "q"."""
+    """Return the first word of the user's line, and the rest. The end of the input counts as "q"."""
     sys.stdout.write(prompt)
     sys.stdout.flush()
-    raw = os.read(0, LINE)  # a terminal gives one line; a thread that waits here holds no lock of Python
+    raw = os.read(0, LINE)  # a terminal gives one line; unlike input(), this holds no lock of Python while it waits
     if not raw:
         _say("")
         return "q", ""
@@ -183,7 +183,7 @@ def _ask(prompt: str) -> tuple[str, str]:
 
 
 def _unknown(word: str) -> list[str]:
-    """Return why a line of the user is not a command; nothing if it asks for the help."""
+    """Return why the user's line is not a command; an empty list if it asks for help."""
     needed = {"e": "e needs a text", "i": "i needs a text", "r": "r needs the number of a row"}
     return [] if word == "?" else [needed.get(word, f"There is no command {printable(word)} here.")]
 

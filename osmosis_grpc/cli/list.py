@@ -1,6 +1,6 @@
 """The list command: prints rollouts as a table for people, or as records.
 
-A column without values is left out. Ids stay whole, so that they can be copied.
+A column without values is left out. Ids are never cut, so that they can be copied.
 """
 
 import asyncio
@@ -27,20 +27,20 @@ MOST_CHARS = 12
 """The names of agents are cut to this many characters."""
 MOST_LABEL = 20
 LEAST_PROMPT, MOST_PROMPT = 12, 60
-"""On a terminal, prompts take the room that is left; without room for the least, they are left out."""
+"""On a terminal, prompts take the remaining columns. With fewer than LEAST_PROMPT columns left, they are left out."""
 MOST_ASKED = 100
-"""The prompts and labels of at most this many rollouts are read."""
+"""Prompts and labels are read for at most this many rollouts."""
 AT_ONCE = 16
-"""A server is asked for this many of them at once."""
+"""At most this many rollouts are requested from a server at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A rollout of the table, and what it was asked."""
+    """A rollout of the table, with its prompt and label."""
 
     info: RolloutInfo
     interrupted: bool = False
-    """Whether it has not ended and no process runs it."""
+    """Whether the rollout has not ended although no process runs it."""
     prompt: str = ""
     label: str = ""
 
@@ -83,7 +83,7 @@ def run_list(given: ListOptions, options: SourceOptions, *, json: bool) -> int:
 
 
 async def _asked(source: Source, rows: Sequence[Listed]) -> list[Listed]:
-    """Return the rows with their prompts and labels. Those of a damaged rollout stay empty."""
+    """Return the rows with their prompts and labels, which stay empty for a damaged rollout."""
     turns = asyncio.Semaphore(AT_ONCE)
 
     async def read(row: Listed) -> Listed:
@@ -100,7 +100,7 @@ async def _asked(source: Source, rows: Sequence[Listed]) -> list[Listed]:
 
 
 def chosen_filter(command: str, given: ListOptions) -> RolloutFilter:
-    """Return the filter of the options of a command. A wrong option ends the command with exit code 2."""
+    """Convert the options of a command to a filter. A wrong option ends the command with exit code 2."""
     try:
         return rollout_filter(given, time.time())
     except FilterError as error:
@@ -108,14 +108,14 @@ def chosen_filter(command: str, given: ListOptions) -> RolloutFilter:
 
 
 def table(rows: Sequence[Listed], now: float, width: int) -> Iterator[Line]:
-    """Yield the lines of a table. A failed rollout and a reward of zero or less have a colour.
+    """Yield the lines of a table. Rollouts that failed, or whose reward is zero or less, are coloured.
 
-    What a rollout does, what it is a fork of and why it failed are in lines below its row.
+    Lines below a row tell what the rollout is doing, what it was forked from, and why it failed.
 
     Args:
         rows: The rollouts.
         now: The time until which unfinished rollouts ran, in Unix seconds.
-        width: The columns at which the lines below rows are wrapped.
+        width: The width of the screen, in columns.
     """
     cells = {name: [printable(cell(row, now)) for row in rows] for name, cell in COLUMNS.items()}
     cells["REWARD"] = rewards([row.info.reward for row in rows])
@@ -140,7 +140,7 @@ def table(rows: Sequence[Listed], now: float, width: int) -> Iterator[Line]:
 
 
 def rewards(values: Sequence[float | None]) -> list[str]:
-    """Return rewards with equally many decimals, so that a zero does not look like a one."""
+    """Format rewards with the same number of decimals, so that 0 and 1 are easy to tell apart."""
     short = ["" if value is None else f"{value:.4g}" for value in values]
     decimals = max([1, *(len(text.partition(".")[2]) for text in short if "e" not in text)])
     return [

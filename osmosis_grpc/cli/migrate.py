@@ -8,7 +8,7 @@ from osmosis_grpc.serve.json_output import records, usage_error
 
 
 def run_migrate(target: str, *, check: bool, json: bool) -> int:
-    """Change a folder, or only print what would change. Returns the exit code."""
+    """Change a folder, or with `check` only print what would change. Return the exit code."""
     folder = Path(target)
     if not folder.exists():
         usage_error("migrate", f"there is no file or folder {target!r}")
@@ -29,7 +29,7 @@ def run_migrate(target: str, *, check: bool, json: bool) -> int:
 
 
 def _write(path: Path, text: str) -> None:
-    """Replace a file at once, and keep its mode."""
+    """Replace a file atomically, and keep its mode."""
     made = path.with_name(f".{path.name}.migrated")
     made.write_bytes(text.encode())
     made.chmod(path.stat().st_mode & 0o7777)

@@ -1,4 +1,4 @@
-"""The rows of a run to look at: failures, no reward or score, errors of tools, what was cut, and the lowest rewards."""
+"""Rows of a run that deserve a look: failed, no reward or score, failed tools, cut, or with the lowest reward."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ class _Rows:
     count: int = 0
     names: list[str] = field(default_factory=list)
     shown: str = ""
-    """The first row whose rollout is in the journal. A row that was refused has none."""
+    """The first row whose rollout is in the journal. A refused row has no rollout."""
 
     def add(self, result: RowResult) -> None:
         self.count += 1
@@ -36,7 +36,7 @@ class _Rows:
 
 
 class Noted:
-    """Collects the rows to look at. Without `rewards`, those of the agent itself do not count."""
+    """Collects the rows that deserve a look. Without `rewards`, rewards that the agent itself set are ignored."""
 
     def __init__(self, *, rewards: bool) -> None:
         self._rewards = rewards
@@ -68,7 +68,7 @@ class Noted:
             self._lowest[1].add(result)
 
     def lines(self) -> Iterator[tuple[str, str]]:
-        """Yield the most important lines, each with the name of a row to look at; empty if there is none."""
+        """Yield the most important lines, each with the name of a row to look at, or "" if there is none."""
         found = [(f"{rows.count} {kind} {rows.text()}", rows.shown) for kind, rows in self._kinds.items() if rows.count]
         for limit, rows in self._cut.items():
             found.append((f"{counted(rows.count, 'row')} cut by {printable(limit)} {rows.text()}", rows.shown))

@@ -22,17 +22,17 @@ Attempt = Annotated[
     int | None, typer.Option("--attempt", metavar="N", min=1, help="Which attempt. Default: the newest.")
 ]
 NAME = "Its id, the number of its row, or the beginning of its id."
-"""What names a rollout; see osmosis_grpc.cli.recorded.named()."""
+"""How a user can name a rollout. See osmosis_grpc.cli.recorded.named()."""
 Json = Annotated[bool, typer.Option("--json", help="Only JSON records on stdout.")]
 
 
 def option(usage: str, help: str, default: Any = None, **more: Any) -> Any:  # noqa: A002
-    """Return the default of a command's parameter that is an option.
+    """Declare an option of a command. Use the return value as the default of the function's parameter.
 
     Args:
-        usage: The flags and the placeholder, as `-o, --output FILE`. A switch has no placeholder.
+        usage: The flags and the placeholder, such as `-o, --output FILE`. A switch has no placeholder.
         help: The text in --help.
-        default: The default; `...` for an option that has to be given.
+        default: The default; `...` for a required option.
         more: Further arguments of typer.Option.
     """
     words = usage.split()
@@ -42,14 +42,14 @@ def option(usage: str, help: str, default: Any = None, **more: Any) -> Any:  # n
 
 
 def argument(metavar: str, help: str, default: Any = None, **more: Any) -> Any:  # noqa: A002
-    """Return the default of a command's parameter that is an argument. See option()."""
+    """Declare an argument of a command. See option()."""
     return typer.Argument(default, metavar=metavar.strip(), help=help, **more)
 
 
 def choice(usage: str, help: str, default: Any = None, **more: Any) -> Any:  # noqa: A002
-    """Return a field of a dataclass that is an option, or an argument if `usage` has no flag. See option().
+    """Declare a dataclass field that is an option, or an argument if `usage` begins with no flag. See option().
 
-    With a tuple as default, it can be repeated.
+    If the default is an empty tuple, the option can be repeated.
     """
     declare = option if usage.startswith("-") else argument
     declared = declare(usage, help, None if default == () else default, **more)
@@ -58,14 +58,14 @@ def choice(usage: str, help: str, default: Any = None, **more: Any) -> Any:  # n
 
 
 def with_options(kind: type, name: str, *, without: tuple[str, ...] = ()) -> Callable[[Command], Command]:
-    """Return a decorator that gives a command one option for each field of the dataclass `kind`.
+    """Return a decorator that adds one option to a command for each field of the dataclass `kind`.
 
-    The function gets the options as its parameter `name`. They are in --help at the place of this parameter. The
-    command does not have the options of the fields that `without` names.
+    The function gets the options as its parameter `name`, and --help lists them at the place of this parameter. Fields
+    in `without` do not become options.
     """
     hints = {each: hint for base in kind.__mro__ for each, hint in inspect.get_annotations(base).items()}
     declared = {field.name: field for field in dataclasses.fields(kind)}
-    fields = {each: declared[each] for each in hints if each not in without}  # those of a base are the last ones
+    fields = {each: declared[each] for each in hints if each not in without}  # fields of a base class come last
     keyword = inspect.Parameter.KEYWORD_ONLY
     group = []
     for field in fields.values():
@@ -92,7 +92,7 @@ def with_options(kind: type, name: str, *, without: tuple[str, ...] = ()) -> Cal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions:
-    """Where a command finds rollouts, and its credentials. Each field is an option of the command line."""
+    """Where a command finds rollouts, and with which credentials. Each field is an option of the command line."""
 
     server: str | None = choice("--server HOST:PORT", "Call this running server.", show_default=False)
     where: str | None = choice(
@@ -101,7 +101,7 @@ class SourceOptions:
         "Default: the newest of ./.osmosis, else the server 127.0.0.1:50051.",
         show_default=False,
     )
-    token: str | None = choice("--token SECRET", "Token to send to the server. Prefer the file or the variable.")
+    token: str | None = choice("--token SECRET", "Token to send to the server. Prefer a file or the variable.")
     token_file: str | None = choice("--token-file FILE", "File that holds --token.")
     tls: bool = choice("--tls", "Use TLS with the server.", False)
     ca: str | None = choice("--ca FILE", "CA of the server; implies --tls.")
@@ -111,16 +111,16 @@ class SourceOptions:
 
 
 with_source = with_options(SourceOptions, "source", without=("server",))
-"""Gives a command the options that name where rollouts are. The function gets them as its parameter `source`."""
+"""Adds the options that name a source of rollouts to a command. The function gets them as its parameter `source`."""
 with_server = with_options(SourceOptions, "source", without=("where",))
-"""Gives a command the options that name a running server."""
+"""Adds the options that name a running server to a command."""
 with_view_source = with_options(SourceOptions, "source", without=("server", "token", "token_file"))
-"""Gives a command the options of with_source without a token. Its other options have names of their own."""
+"""Adds the options of with_source except the tokens to the command view, which has token options of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilterOptions:
-    """Which rollouts. Each field is an option of the command line."""
+    """The options that select rollouts. Each field is an option of the command line."""
 
     states: tuple[str, ...] = choice(
         "--state STATE", "Only these states, such as running or failed; may be repeated.", ()
@@ -141,14 +141,14 @@ class FilterOptions:
     oldest: bool = choice("--oldest", "The oldest first. Default: the newest first.", False)
 
     def with_limit(self, limit: int) -> "ListOptions":
-        """Return these options and a limit, as the reader of rollouts takes them."""
+        """Return these options and a limit as ListOptions."""
         from osmosis_grpc.records.reading.list_filter import ListOptions
 
         return ListOptions(limit=limit, **asdict(self))
 
 
 with_filters = with_options(FilterOptions, "filters")
-"""Gives a command the options of FilterOptions. The function gets them as its parameter `filters`."""
+"""Adds the options of FilterOptions to a command. The function gets them as its parameter `filters`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +165,7 @@ class AgentSources:
     grader: str | None = choice("--grader MODULE:CLASS", "The grader, instead of the one in the workflow's file.")
 
     def sources(self) -> "ConfigSources":
-        """Return the sources that the options and the environment name. Raises LoadError."""
+        """Return the sources of configuration that options and environment variables name. Raises LoadError."""
         from osmosis_grpc.agent.loader import LoadError
         from osmosis_grpc.serve.options import config_sources
         from osmosis_grpc.settings.settings import RolloutServerSettings, check_tables, problems
@@ -188,4 +188,4 @@ class AgentSources:
 
 
 with_agents = with_options(AgentSources, "agents")
-"""Gives a command the options of AgentSources. The function gets them as its parameter `agents`."""
+"""Adds the options of AgentSources to a command. The function gets them as its parameter `agents`."""

@@ -1,4 +1,4 @@
-"""The ping command: prints whether a server is ready, its version, its limits, the round trip and its clock."""
+"""The ping command: prints whether a server is ready, its version and limits, the round-trip time and its clock."""
 
 import asyncio
 import time
@@ -22,7 +22,7 @@ from osmosis_grpc.serve.json_output import Records, usage_error
 from osmosis_grpc.trainer.rollout_client import RolloutClient
 
 CALLS = 5
-"""The round-trip time is that of the fastest of so many calls."""
+"""The number of calls. The fastest one gives the round-trip time."""
 MIB = 1024 * 1024
 
 
@@ -32,16 +32,16 @@ class Pinged:
 
     target: str
     health: str
-    """The status of its health service; empty if it has none."""
+    """The status of the server's health service, or "" if it has none."""
     info: ServerInfo
     round_trip: float
-    """Seconds."""
+    """In seconds."""
     clock_skew: float | None
-    """Seconds that the server's clock is ahead; None if the server does not say its time."""
+    """How many seconds the server's clock is ahead; None if the server does not report its time."""
 
     @property
     def problem(self) -> str:
-        """Why a trainer cannot use the server now; empty if it can."""
+        """Why a trainer cannot use the server now, or "" if it can."""
         if self.info.protocol_min > PROTOCOL[1] or self.info.protocol_max < PROTOCOL[0]:
             return f"it speaks protocol {protocol_range(self.info)}, and this version {PROTOCOL[0]} to {PROTOCOL[1]}"
         if self.info.draining:
@@ -99,7 +99,7 @@ async def _asked(client: RolloutClient, timeout: float) -> tuple[float, float | 
 
 
 async def _health(channel: grpc.aio.Channel, timeout: float) -> str:
-    """Return the name of the server's health; empty if it has no health service. Raises CallError."""
+    """Return the server's health status, or "" if it has no health service. Raises CallError."""
     try:
         answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=timeout)
     except grpc.aio.AioRpcError as error:

@@ -1,13 +1,13 @@
-"""Where rollouts are: a run, a folder, a server, or the newest. Every command that reads rollouts takes --from.
+"""Where rollouts are: in a run, in a folder, or on a server. Every command that reads rollouts takes --from.
 
-The names of --from, in this order:
+--from takes one of these, tried in this order:
 
 - a folder: a server's state folder, or the folder of a run of test, eval or fork
 - HOST:PORT: a running server
-- `last`, the name of a run below .osmosis/runs, or a beginning of its name or of its id that only one run has
+- `last`, the name of a run below .osmosis/runs, or a unique prefix of its name or of its id
 
-Without --from, it is the newest of the state folder and the newest run, or the server on this machine if there is
-neither. A command says which one it takes if there are several.
+Without --from, a command reads the state folder or the newest run, whichever is newer. If there is neither, it reads
+the server on this machine. If there are several, it prints which one it reads.
 """
 
 import os
@@ -23,26 +23,26 @@ from osmosis_grpc.settings.server_options import ServerOptions
 
 JOURNAL = "journal.db"
 RUNS = Path(".osmosis/runs")
-"""Where test and eval keep their runs."""
+"""The folder where test and eval keep their runs."""
 MEMORY = ":memory:"
 """The name of a journal in memory."""
 SERVER = "127.0.0.1:50051"
-"""The server that commands ask if no option names another one."""
+"""The server that commands call if no option names another one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A folder or a running server: one of both."""
+    """A folder, or a running server."""
 
     folder: Path | None = None
     server: str = ""
     """HOST:PORT."""
     why: str = ""
-    """Why the command asks this server if nothing was named; empty otherwise."""
+    """Why the command chose this server although no option names it; otherwise empty."""
 
     @property
     def words(self) -> str:
-        """The option that names this place, for a command that is pasted into a shell."""
+        """The --from option that names this place, quoted for a shell."""
         if self.folder is None:
             return f"--from {self.server}"
         from osmosis_grpc.records.evaluate.run_folder import short_name
@@ -73,7 +73,7 @@ def place_of(command: str, name: str | None) -> Place:
 
 
 def folder_of(command: str, name: str | None, why_not: str) -> Path:
-    """Return the folder that --from names, or the newest one. A server ends the command: `why_not` says why."""
+    """Return the folder that --from names, or the newest one. A server ends the command with the message `why_not`."""
     place = place_of(command, name)
     if place.folder is None:
         usage_error(command, f"{place.why}; --from names a folder" if place.why else why_not)
@@ -81,7 +81,7 @@ def folder_of(command: str, name: str | None, why_not: str) -> Path:
 
 
 def _newest(command: str) -> Place:
-    """Return the newest of the state folder and the newest run; without both, the usual server."""
+    """Return the newer one of the state folder and the newest run; if there is neither, the server on this machine."""
     state = usual_folder(command)
     runs = sorted(path.parent for path in RUNS.glob(f"*/{JOURNAL}") if ".archive-" not in path.parent.name)
     known = [folder for folder in (state, *runs[-1:]) if folder is not None and (folder / JOURNAL).exists()]
@@ -96,20 +96,20 @@ def _newest(command: str) -> Place:
 
 
 def _changed(folder: Path) -> float:
-    """Return when a journal was written last, in Unix seconds. A reader may have made an empty file beside it."""
+    """Return when a journal was last written, in Unix seconds. Ignore empty files, which a reader may have created."""
     found = [(folder / f"{JOURNAL}{end}").stat() for end in ("", "-wal") if (folder / f"{JOURNAL}{end}").exists()]
     return max((each.st_mtime for each in found if each.st_size), default=0.0)
 
 
 def sets_options() -> bool:
-    """Return whether a variable or the file .env possibly sets an option. If not, all options have their defaults."""
-    # If they are imported, a second import takes no time, and configure() was perhaps called.
+    """Return whether a variable or the file .env may set an option. If not, all options have their defaults."""
+    # If the settings are imported already, reading them is fast, and configure() may have been called.
     known = "osmosis_grpc.settings.settings" in sys.modules
     return known or Path(".env").exists() or any(name.upper().startswith(PREFIX) for name in os.environ)
 
 
 def state_folder(command: str, state_dir: str | None) -> Path:
-    """Return the folder that the option names, or else the folder of the settings.
+    """Return the folder that --state-dir names, or else the folder of the settings.
 
     If the folder cannot be used, the command ends with exit code 2.
     """

@@ -25,15 +25,15 @@ from osmosis_grpc.records.reading.source_port import SourceError
 from osmosis_grpc.serve.json_output import Records, records, say_error, usage_error
 
 TABLE_ROWS = 100
-"""A table has at most this many rows, unless --limit names another number."""
+"""The default of --limit for a table."""
 MEASURED = 1000
-"""The widths of a table's columns are those of its first rows, at most this many."""
+"""A table's column widths are measured on this many rows."""
 GAP = "  "
 NUMBERS = (int, float, decimal.Decimal)
 PIPE_WIDTH = 200
-"""The width of a table in a pipe. Rows that are wider than the table may be are printed one value a line."""
+"""The width of a table in a pipe. A table that would be wider is printed with one value a line."""
 GRACE = 5.0
-"""A call of one function cannot be interrupted. The process ends this many seconds after the time for the query."""
+"""The process exits this many seconds after the timeout, because a single SQL function cannot be interrupted."""
 
 
 def run_query(given: QueryOptions, *, json: bool) -> int:
@@ -47,7 +47,7 @@ def run_query(given: QueryOptions, *, json: bool) -> int:
             return 0
         folder = folder_of("query", given.where, "it asks a folder and no server; --from names the server's folder")
         try:
-            late = f"query: no answer within {given.timeout:g} s, and a single function of it cannot be interrupted"
+            late = f"query: no answer within {given.timeout:g} s, and one of its functions cannot be interrupted"
             with exit_after(given.timeout + GRACE, late), QueryDatabase(folder) as database:
                 with database.select(sql, given.timeout) as answer:
                     _print(answer, given, out, json=json)
@@ -65,7 +65,7 @@ def run_query(given: QueryOptions, *, json: bool) -> int:
 
 @contextmanager
 def _quiet_when_the_reader_is_gone() -> Iterator[None]:
-    """End the process without a message when the reader of a pipe, such as head, has gone."""
+    """End the process without a message when the reader of stdout, such as head, closes the pipe."""
     before = signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
         yield
@@ -109,7 +109,7 @@ def _print(answer: Answer, given: QueryOptions, out: Records, *, json: bool) -> 
 
 
 def _plain(value: Any) -> Any:
-    """Return a value of JSON; a decimal number, such as 1.5 in SQL, becomes a float."""
+    """Return a value as JSON data. A Decimal, such as 1.5 in SQL, becomes a float."""
     return plain(float(value) if isinstance(value, decimal.Decimal) else value)
 
 
@@ -142,7 +142,7 @@ def _print_csv(names: Sequence[str], rows: Iterable[tuple[Any, ...]]) -> None:
 
 
 def _print_table(names: Sequence[str], rows: "_Limited", screen: Screen) -> None:
-    """Print a table whose lines fit the screen, or one value a line if they do not fit."""
+    """Print a table, or one value a line if the table does not fit the screen."""
     more = iter(rows)
     first = list(itertools.islice(more, MEASURED))
     cells = [[printable(name) for name in names], *([cell(value) for value in row] for row in first)]

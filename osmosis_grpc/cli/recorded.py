@@ -1,4 +1,4 @@
-"""Finds recorded rollouts by what a user calls them or by a filter, and their agent loops."""
+"""Finds recorded rollouts by the name that a user gives or by a filter, and loads their agent loops."""
 
 from collections.abc import AsyncIterator, Sequence
 
@@ -14,16 +14,16 @@ from osmosis_grpc.serve.json_output import usage_error
 
 PAGE = 100
 MOST_SEARCHED = 20_000
-"""A number or a beginning is looked for in the ids of at most this many of the newest rollouts."""
+"""A row number or a prefix is searched for in the ids of this many of the newest rollouts."""
 MOST_NAMES = 10
-"""An error names at most this many rollouts."""
+"""An error lists at most this many rollouts."""
 
 Loops = dict[str, RolloutAgentLoop | Runnable]
 """Agent loops by name."""
 
 
 def load_loops(command: str, modules: Sequence[str], agents: AgentSources) -> Loops:
-    """Return the agent loops of -m. Those that cannot be loaded end the command with exit code 2."""
+    """Load the agent loops that -m names. If one cannot be loaded, the command ends with exit code 2."""
     try:
         return {loop.name: loop for loop in as_agents(load_hosted(modules, agents.sources()))}
     except LoadError as error:
@@ -42,9 +42,9 @@ async def named(source: Source, name: str, attempt: int = 0) -> RolloutInfo:
 
     Args:
         source: An open source.
-        name: Its id; else the number of its row, such as 3 or 3.0, with which its id ends; else the beginning of its
-            id.
-        attempt: Which attempt; 0 is the newest.
+        name: The rollout's id. If no rollout has this id, the number of its row, such as 3 or 3.0, with which its id
+            ends, or else a prefix of its id.
+        attempt: The attempt; 0 means the newest.
 
     Raises:
         SourceError: There is no such rollout, or there are several.
@@ -62,7 +62,7 @@ async def named(source: Source, name: str, attempt: int = 0) -> RolloutInfo:
 
 
 async def _ids(source: Source, name: str) -> list[str]:
-    """Return the ids that a number or a beginning can mean, the newest first."""
+    """Return the ids that a row number or a prefix matches, the newest first."""
     rows, _ = await source.headers(RolloutFilter(), limit=MOST_SEARCHED, newest_first=True)
     known = list(dict.fromkeys(info.rollout_id for info in rows))
     if name.replace(".", "", 1).isdecimal() and name.isascii():

@@ -1,6 +1,6 @@
 """The replay command: runs the agents of recorded rollouts again on their recorded replies, and prints differences.
 
-osmosis_grpc.testing.replay runs an agent and compares. With --all, at most --concurrency rollouts are in memory.
+osmosis_grpc.testing.replay does the work. With --all, at most --concurrency rollouts are in memory at once.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from osmosis_grpc.serve.json_output import Records, records, say_error, usage_er
 from osmosis_grpc.testing.replay import Comparison, Difference, Recorded, Row, compare
 
 PROGRESS = 5.0
-"""Progress is printed after this many seconds."""
+"""Seconds between two progress lines."""
 
 
 def run_replay(options: ReplayOptions, agents: AgentSources, source: SourceOptions, *, json: bool) -> int:
@@ -57,7 +57,7 @@ def run_replay(options: ReplayOptions, agents: AgentSources, source: SourceOptio
 
 
 def _recorded(source: Source, name: str, attempt: int) -> Recorded:
-    """Return the record of a rollout. A missing or damaged record ends the command with exit code 2."""
+    """Read the record of a rollout. A missing or damaged record ends the command with exit code 2."""
 
     async def read() -> Recorded:
         async with source:
@@ -175,7 +175,7 @@ class _ReplayAll:
 
             async def work() -> None:
                 while True:
-                    async with turn:  # each rollout goes to one task
+                    async with turn:  # an async generator serves one caller at a time
                         info = await anext(infos, None)
                     if info is None:
                         return
@@ -184,7 +184,7 @@ class _ReplayAll:
             await asyncio.gather(*(work() for _ in range(self._options.concurrency)))
 
     async def _known(self, where: RolloutFilter) -> AsyncIterator[RolloutInfo]:
-        """Yield the selected rollouts with a known agent loop, the newest first."""
+        """Yield the selected rollouts whose agent loop -m names, the newest first."""
         count = 0
         async for info in selected(self._source, where, newest_first=True):
             if info.agent_loop not in self._loops:
@@ -250,7 +250,7 @@ class _ReplayAll:
         return nothing_in(self._source.where, where)
 
     def say_end(self, begins: str = "") -> None:
-        """Print the sums."""
+        """Print the totals."""
         others, same = sum(self._others.values()), self.replayed - self.different
         sums: dict[str, Any] = {"rollouts": self.replayed, "same": same, "different": self.different}
         self._out.write("replayed", **sums, other_agent_loops=others, damaged=self._damaged)

@@ -1,7 +1,7 @@
 """The rescore command: scores recorded rollouts with eval functions or a grader. Each score is an annotation.
 
-The rewards that a rollout has stay as they are. A score has the id of its function or grader and of the source, so a
-second run of the command adds nothing.
+The rewards that a rollout already has do not change. The id of a score contains the name and a digest of the source of
+its function or grader, so a second run of the command adds nothing.
 """
 
 import asyncio
@@ -63,16 +63,16 @@ class Regraded:
     """The result of a grader for one rollout."""
 
     score: float | None
-    """The mean of the rewards; None if all samples are removed, and after an error."""
+    """The mean of the rewards; None if all samples are removed, or after an error."""
     added: tuple[Annotation, ...] = ()
-    """The rewards that the rollout does not have yet."""
+    """The rewards to add to the rollout."""
     known: int = 0
-    """The number of rewards that the rollout has already."""
+    """The number of rewards of this grader that the rollout already has."""
     error: str = ""
 
 
 class RecordedGrader:
-    """A grader, and the ids of its annotations. Another source or another value of the configuration is another grader.
+    """A grader with the ids of its annotations. If its source code or its configuration changes, the ids change.
 
     `name` is MODULE:CLASS, and `values` are KEY=VALUE texts. Raises LoadError.
     """
@@ -97,7 +97,7 @@ class RecordedGrader:
         events: Iterable[TrajectoryEvent],
         rewards: Mapping[str, float],
     ) -> Regraded:
-        """Grade a rollout, unless `rewards`, the rewards of its annotations by id, has all rewards of this grader."""
+        """Grade a rollout. Do nothing if `rewards`, the rewards by annotation id, has all rewards of this grader."""
         ids = {sample: self._annotation_id(sample, outcome) for sample in outcome.samples}
         known = {sample: rewards[name] for sample, name in ids.items() if name in rewards}
         if ids and len(known) == len(ids):
@@ -126,7 +126,7 @@ class RecordedGrader:
         return Regraded(statistics.fmean(found) if found else None, tuple(notes), len(known))
 
     def _annotation_id(self, sample: str, outcome: RolloutOutcome) -> str:
-        """Return the id of the annotation for a sample. The only sample of a rollout has the id of the rollout."""
+        """Return the id of the annotation for a sample. If it is the only sample, the id does not name it."""
         if len(outcome.samples) == 1:
             return self._id
         named = f"{self._id}/{sample}"
@@ -182,7 +182,7 @@ class _Rescore:
         self._scores = {name: Scores() for name in names}
         self._rewards = Scores()
         self._rows: dict[str, int] = {}
-        """A number for each group, and for each rollout without one. Rollouts of a group are not independent."""
+        """A row number for each group, or rollout without a group, because rollouts of a group are not independent."""
         self._rollouts = self._added = self._known = self._failed = 0
 
     async def run(self) -> int:
@@ -206,7 +206,7 @@ class _Rescore:
         return int(self._failed > 0)
 
     async def _rescore(self, annotator: Annotator, info: RolloutInfo) -> None:
-        """Score one rollout, and annotate it with the scores that it does not have."""
+        """Score one rollout, and annotate it with the scores that it does not have yet."""
         info = await self._source.get(info.rollout_id, info.attempt)
         outcome = info.outcome
         if outcome is None or outcome.status is not OutcomeStatus.COMPLETED:

@@ -18,18 +18,18 @@ if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
 
 MOST_CHARS = 300
-"""The most characters of an error in a line."""
+"""A line shows at most this many characters of an error."""
 MOST_PROMPT = 60
-"""The most characters of a prompt in the line of a row."""
+"""The line of a row shows at most this many characters of its prompt."""
 MOST_LABEL = 20
-"""The most characters of a label in the line of a row."""
+"""The line of a row shows at most this many characters of its label."""
 
 
 class Display(Protocol):
     """Shows rows and notes as they come."""
 
     def row(self, text: str, result: RowResult, summary: Summary) -> None:
-        """Show the lines of a row that has ended. `summary` counts this row, too."""
+        """Show the lines of a row that has ended. `summary` includes this row."""
 
     def note(self, text: str) -> None:
         """Show a line of the log."""
@@ -53,7 +53,7 @@ class Lines:
 
 
 class Bar:
-    """A bar of rich on stderr. Only the rows that failed get a line above the bar. With `verbose`, all rows do."""
+    """A progress bar of rich on stderr. Failed rows get lines above the bar; with `verbose`, all rows do."""
 
     def __init__(self, progress: "RichProgress", total: int, unit: str, *, verbose: bool) -> None:
         self._verbose = verbose
@@ -62,7 +62,7 @@ class Bar:
         self._task = progress.add_task(f"0 of {self._total}", total=total)
 
     def row(self, text: str, result: RowResult, summary: Summary) -> None:
-        """Draw the bar, and write the lines of a row that failed."""
+        """Update the bar. Write the lines of the row if it failed, or with `verbose`."""
         if self._verbose or not result.good:
             self.note(text)
         about = [f"{summary.total} of {self._total}", *figures(summary)]
@@ -79,7 +79,7 @@ class Bar:
 def shown(
     out: Records, total: int, *, quiet: bool, plain: bool, json: bool, debug: bool, unit: str
 ) -> Iterator[Display]:
-    """Show a run until the end of the block. The log goes to the same place. `unit` is the word for what is counted."""
+    """Show the progress of a run, and the log, until the end of the block. `unit` is the counted noun, such as row."""
     progress = None if quiet or plain or json else _bar()
     if progress is None:
         lines = Lines(out, quiet=quiet)
@@ -92,7 +92,7 @@ def shown(
 
 
 def _bar() -> "RichProgress | None":
-    """Return a bar of rich on stderr; None if stderr is not a terminal that can draw it."""
+    """Return a progress bar of rich on stderr; None if stderr is not a terminal that can draw it."""
     if sys.stderr is None or not sys.stderr.isatty():
         return None
     from rich.console import Console
@@ -106,7 +106,7 @@ def _bar() -> "RichProgress | None":
 
 
 class _Notes(logging.Handler):
-    """Shows records of the log. Without `debug`, it shows one line for each, and not what the line of a row says."""
+    """Shows log records. Without `debug`, each is one line, and exceptions of agents are left to the lines of rows."""
 
     def __init__(self, display: Display, *, debug: bool) -> None:
         super().__init__()
@@ -127,7 +127,7 @@ class _Notes(logging.Handler):
 
 @contextmanager
 def _log_to(display: Display, *, debug: bool) -> Iterator[None]:
-    """Show warnings of the log until the end of the block. With `debug`, show everything of this project."""
+    """Show the warnings of the log until the end of the block. With `debug`, show all log records of this project."""
     root, ours, notes = logging.getLogger(), logging.getLogger("osmosis_grpc"), _Notes(display, debug=debug)
     before = ours.level
     root.addHandler(notes)
@@ -141,7 +141,7 @@ def _log_to(display: Display, *, debug: bool) -> Iterator[None]:
 
 
 def row_lines(result: RowResult, dataset: str) -> list[str]:
-    """Return the line of a row that has ended. Each score that failed has a line of its own."""
+    """Return the line of a row that has ended, and one more line for each failed score."""
     if not result.completed:
         return failed_lines(result, dataset)
     usage = result.token_usage
@@ -157,7 +157,7 @@ def row_lines(result: RowResult, dataset: str) -> list[str]:
 
 
 def _asked(result: RowResult) -> list[str]:
-    """Return the label and the prompt of a row, as far as they are known."""
+    """Return the label and the prompt of a row, if it has them."""
     label = [] if result.label is None else [f"label {printable(_short(result.label, MOST_LABEL))}"]
     return [*label, printable(_short(result.prompt, MOST_PROMPT))] if result.prompt else label
 
@@ -168,12 +168,12 @@ def _short(text: str, most: int) -> str:
 
 
 def failed_lines(result: RowResult, dataset: str) -> list[str]:
-    """Return the line of a rollout that failed, or a line for each of its scores that failed."""
+    """Return one line if the rollout failed, or else one line for each failed score."""
     return [f"row {result.name} ({printable(dataset)}:{result.line})  {text}" for text in _failures(result)]
 
 
 def _failures(result: RowResult) -> Iterator[str]:
-    """Yield a line for a rollout that failed, or for each of its scores that failed."""
+    """Yield the reason why the rollout failed, or the reason of each failed score."""
     if not result.completed:
         where = f" (at {result.where})" if result.where else ""
         text = f"{_short(result.error or '', MOST_CHARS)}{where}"
@@ -183,7 +183,7 @@ def _failures(result: RowResult) -> Iterator[str]:
 
 
 def figures(summary: Summary, *, scores: bool = True) -> list[str]:
-    """Return the figures of a run, for a bar and for the summary. With `scores`, they have the mean scores."""
+    """Return the figures of a run for the bar or the summary. With `scores`, include the mean scores."""
     mean = summary.mean_reward
     return [
         *([f"{summary.failed} failed"] if summary.failed else []),
@@ -200,7 +200,7 @@ def figures(summary: Summary, *, scores: bool = True) -> list[str]:
 
 
 def _of(summary: Summary) -> str:
-    """Return which rollouts a mean reward is of; empty if it is of all."""
+    """Return which rollouts a mean reward covers, or "" if it covers all."""
     if summary.rewarded == summary.total:
         return ""
     has = "has" if summary.rewarded == 1 else "have"
@@ -209,5 +209,5 @@ def _of(summary: Summary) -> str:
 
 
 def price_text(cost: Any) -> list[str]:
-    """Return a price in dollars in a list; an empty list if it is unknown."""
+    """Return a list with the price in dollars; an empty list if it is unknown."""
     return [] if cost is None else [f"${cost:.4f}"]

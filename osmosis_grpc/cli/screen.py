@@ -1,7 +1,7 @@
 """Prints lines for people: escapes control characters, wraps texts, and colours lines on a terminal.
 
-Texts of agents, models and tools are not trusted. All of them pass Screen.say, and escape sequences in them have no
-effect.
+Texts of agents, models and tools are not trusted. All of them go through Screen.say(), which disarms their escape
+sequences.
 """
 
 import os
@@ -15,7 +15,7 @@ from osmosis_grpc.protocol.types.outcome import printable
 from osmosis_grpc.serve.json_output import Records
 
 WIDTH = 80
-"""The width without a terminal."""
+"""The width if stdout is no terminal."""
 NARROWEST, WIDEST = 40, 120
 COLOURS = {
     "head": "1",
@@ -27,7 +27,7 @@ COLOURS = {
     "bad": "1;31",
     "good": "32",
 }
-"""The kind of a line to its SGR code. Lines of other kinds have no colour."""
+"""Maps the kind of a line to an SGR code. Lines of other kinds have no colour."""
 
 
 class Line(str):
@@ -49,7 +49,7 @@ class Line(str):
 
 @dataclass(frozen=True, slots=True)
 class Screen:
-    """Where a command prints text. It prints nothing if stdout has records."""
+    """Where a command prints text. It prints nothing if stdout is for JSON records."""
 
     out: Records
     width: int
@@ -76,7 +76,7 @@ class Screen:
         self.out.say(text, code if self.colours and code and text else "")
 
     def fitted(self, text: str) -> str:
-        """Return a text cut to one line of the screen."""
+        """Return a text, cut to the width of the screen."""
         text = printable(text.expandtabs(4))
         if _end_of_piece(text, 0, self.width) == len(text):
             return text
@@ -84,7 +84,7 @@ class Screen:
 
 
 def say_wrapped(out: Records, text: str) -> None:
-    """Print lines of text. On a terminal, they are wrapped at its width; elsewhere, they stay whole."""
+    """Print lines of text. On a terminal, wrap them at its width; elsewhere, do not wrap them."""
     if not sys.stdout.isatty():
         out.say(text)
         return
@@ -93,7 +93,7 @@ def say_wrapped(out: Records, text: str) -> None:
 
 
 def pieces(text: str, width: int) -> Iterator[str]:
-    """Yield the pieces of lines of text. The pieces of an indented line are indented further."""
+    """Wrap lines of text, and yield the pieces. Later pieces of a line are indented 2 columns more than the line."""
     for line in text.split("\n"):
         yield from wrapped(line, width, more=len(line) - len(line.lstrip(" ")) + 2)
 
@@ -104,9 +104,9 @@ def columns(text: str) -> int:
 
 
 def wrapped(text: str, width: int, more: int = 2) -> Iterator[str]:
-    """Yield the pieces of one line of text, which are at most `width` columns wide.
+    """Wrap one line of text, and yield pieces of at most `width` columns.
 
-    Later pieces are indented by `more` columns. Breaks are at blanks if possible. Control characters are escaped.
+    Later pieces are indented by `more` columns. Lines break at spaces if possible. Control characters are escaped.
     """
     text = printable(text.expandtabs(4))
     start, indent = 0, 0
@@ -144,7 +144,7 @@ def _columns(char: str) -> int:
 
 
 def program() -> str:
-    """Return the command with which the user can run this program from the current folder."""
+    """Return the command that runs this program from the current folder."""
     if shutil.which("osmosis-grpc"):
         return "osmosis-grpc"
     return os.path.relpath(sys.argv[0]) if os.access(sys.argv[0], os.X_OK) else "python -m osmosis_grpc"

@@ -1,4 +1,4 @@
-"""The show command: prints one rollout as a person wants to read it, or as records.
+"""The show command: prints one rollout as text for people, or as records.
 
 history.py rebuilds the rollout from its events, and rollout_record.py makes its records.
 """
@@ -20,17 +20,17 @@ from osmosis_grpc.records.reading.rollout_record import rollout_record, turn_rec
 from osmosis_grpc.serve.json_output import Records, usage_error
 
 MOST_LINES = 12
-"""The most lines of one text in a conversation. --turn shows all lines of a turn."""
+"""A message shows at most this many lines. --turn shows all lines of a turn."""
 MOST_CHARS = 1000
-"""The most characters of an annotation."""
+"""An annotation shows at most this many characters."""
 MOST_FAILING_LINES = 40
-"""The most lines of one text in the turn that failed."""
+"""A message in the turn that failed shows at most this many lines."""
 BAD = (OutcomeStatus.FAILED, OutcomeStatus.DEADLINE_EXCEEDED)
-"""The ends for which the command exits with 1."""
+"""The command exits with 1 for these statuses."""
 
 
 def token_lines(sample: Sample, width: int) -> Iterator[Line]:
-    """Yield the lines of a sample's tokens. The ids of a run are cut at `width` columns."""
+    """Yield the lines about a sample's tokens. The ids of a mask run are cut at `width` columns."""
     if not sample.segments:
         yield Line.of(f"no tokens{f': {sample.not_trainable_reason}' if sample.not_trainable_reason else ''}", "note")
     for number, segment in enumerate(sample.segments, 1):
@@ -64,7 +64,7 @@ def _runs(segment: Segment, width: int) -> Iterator[Line]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What the command shows of a rollout."""
+    """The parts of a rollout that the command shows."""
 
     turn: int | None = None
     sample: str | None = None
@@ -73,12 +73,12 @@ class Wanted:
 
 
 class RolloutText:
-    """One rollout, and what is wanted of it."""
+    """The text of one rollout, with the wanted parts."""
 
     def __init__(
         self, info: RolloutInfo, history: History, wanted: Wanted, screen: Screen, *, now: float, stopped: bool = False
     ) -> None:
-        """`now` is in Unix seconds. Times of an unfinished rollout end there. If `stopped`, no process runs it."""
+        """Let the times of an unfinished rollout end at `now`, in Unix seconds. If `stopped`, no process runs it."""
         self._state = INTERRUPTED if stopped and info.end_time is None else str(info.state)
         self._info = info
         self._history = history
@@ -93,7 +93,7 @@ class RolloutText:
         self._view = View(messages=None, lines=MOST_LINES, width=screen.width, reasoning=wanted.reasoning, hints=True)
 
     def problem(self) -> str:
-        """Return why there is nothing to show; empty if there is something."""
+        """Return why there is nothing to show, or "" if there is something."""
         wanted, rollout_id = self._wanted, self._info.rollout_id
         if wanted.sample is not None and not self.samples:
             return f"rollout {rollout_id} has no sample {wanted.sample}; it has: {', '.join(self._known) or 'none'}"
@@ -160,7 +160,7 @@ class RolloutText:
             yield Line.of(f"{number} assistant: the reply {waited}", "note")
 
     def _end(self) -> Iterator[Line]:
-        """Yield the rewards, the times, and the end."""
+        """Yield the annotations, the logged events, the times, the rewards, and how the rollout ended."""
         info, history = self._info, self._history
         outcome = info.outcome
         now = info.end_time if info.end_time is not None else self._now
@@ -223,7 +223,7 @@ class RolloutText:
             yield from self._wrapped(text, indent=2)
 
     def _failing_turn(self, name: str) -> int | None:
-        """Return the chat of a sample from which on a rollout that failed is shown at length; None for the others."""
+        """Return the chat from which on a sample is shown in detail, because the rollout failed there, or None."""
         outcome, history = self._info.outcome, self._history
         if outcome is None or outcome.failure is None or not history.last or history.last[0] != name:
             return None
@@ -231,7 +231,7 @@ class RolloutText:
         return min([history.last[1], *called[-1:]])
 
     def turns(self) -> list[Chat]:
-        """Return the chats that are wanted."""
+        """Return the wanted chats."""
         turn, sample = self._wanted.turn, self._wanted.sample
         return [
             chat
@@ -282,7 +282,7 @@ class RolloutText:
 
 
 def _tool_text(name: str, tools: Sequence[ToolCall], now: float) -> str:
-    """Return how often a tool was called, how long it took, and which call took longest."""
+    """Return how often a tool was called, how long its calls took, and which call was slowest."""
     slowest = max(tools, key=lambda tool: tool.seconds(now))
     failed = sum(bool(tool.returned and tool.returned.error) for tool in tools)
     running = sum(tool.returned is None for tool in tools)

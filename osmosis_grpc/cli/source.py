@@ -1,4 +1,4 @@
-"""Opens what a command reads: a running server, a server's state folder, or the folder of a run.
+"""Opens the source that a command reads: a running server, a server's state folder, or the folder of a run.
 
 Use `async with open_source("show", options) as source`. gRPC is imported only for a running server, because a command
 that reads a folder does not need it.
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 __all__ = ["Events", "Source", "chosen_server", "open_source", "read_source", "run_reading", "stopped_text"]
 
 CREDENTIALS = ("token", "token_file", "tls", "ca", "cert", "key")
-"""The options of SourceOptions for the connection to a server, which are also settings of a client."""
+"""The fields of SourceOptions for the connection to a server. Client settings have the same names."""
 
 
 def chosen_server(command: str, options: SourceOptions, place: Place | None = None) -> "ChosenServer":
-    """Return the server of the options, or of a place. A wrong option ends the command with exit code 2."""
+    """Return the server that the options or `place` name. A wrong option ends the command with exit code 2."""
     from osmosis_grpc.records.reading.server_source import ChosenServer
 
     try:
@@ -42,7 +42,7 @@ def chosen_server(command: str, options: SourceOptions, place: Place | None = No
     except ValueError:
         usage_error(
             command,
-            f"{target} is not loopback, and the token would travel there in plain text: speak TLS with it, "
+            f"{target} is not loopback, and the token would travel there in plain text: use TLS (--tls), "
             "or pass --insecure",
         )
     names = "--from" if place else "--server", "--server-token" if command == "view" else "--token"
@@ -50,7 +50,7 @@ def chosen_server(command: str, options: SourceOptions, place: Place | None = No
 
 
 def _credentials(options: SourceOptions) -> "Credentials":
-    """Return the credentials of the options, or else of the variables OSMOSIS_ROLLOUT_CLIENT_*. Raises ValueError."""
+    """Return the credentials from the options, or else from OSMOSIS_ROLLOUT_CLIENT_* variables. Raises ValueError."""
     from osmosis_grpc.network.credentials import Credentials
     from osmosis_grpc.serve.options import credentials_to_show
 
@@ -77,7 +77,7 @@ def _credentials(options: SourceOptions) -> "Credentials":
 
 
 def open_source(command: str, options: SourceOptions, place: Place | None = None) -> Source:
-    """Return the source that the options name, or that is at a place. A wrong option ends the command with code 2."""
+    """Return the source that the options or `place` name. A wrong option ends the command with exit code 2."""
     place = place or place_of(command, options.where)
     if place.folder is not None:
         from osmosis_grpc.records.reading.folder_source import FolderSource
@@ -92,7 +92,7 @@ def open_source(command: str, options: SourceOptions, place: Place | None = None
 
 
 def nothing_in(place: str, where: RolloutFilter) -> str:
-    """Return the text about a source without rollouts that a filter selects."""
+    """Return the message for a source in which a filter selects no rollouts."""
     return f"{'no rollout matches' if where != RolloutFilter() else 'there are no rollouts yet'} in {place}"
 
 
@@ -103,8 +103,8 @@ def read_source(
 
     Args:
         command: The name of the command, for its errors.
-        options: Which source it reads.
-        read: Prints what the command prints. The source is open.
+        options: The source to read.
+        read: Takes the open source, prints, and returns the exit code.
         json: Whether stdout has only records.
     """
 
@@ -116,7 +116,7 @@ def read_source(
 
 
 def run_reading(command: str, work: Callable[[Records], Coroutine[Any, Any, int]], *, json: bool) -> int:
-    """Run the work of a command, and return its exit code. An error of a source ends it with exit code 2."""
+    """Run the work of a command, and return its exit code. A SourceError ends the command with exit code 2."""
     with records(json) as out:
         try:
             return asyncio.run(work(out))

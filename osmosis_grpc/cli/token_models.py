@@ -1,4 +1,4 @@
-"""The models that take tokens: vllm-grpc:HOST:PORT and smg:HOST:PORT over gRPC, vllm-http:HOST:PORT over HTTP."""
+"""Opens models that take token ids: vllm-grpc:HOST:PORT and smg:HOST:PORT (gRPC), and vllm-http:HOST:PORT (HTTP)."""
 
 import asyncio
 from collections.abc import Callable
@@ -18,13 +18,13 @@ GENERATORS: dict[str, Callable[[str], Generator]] = {
     "vllm-http": lambda target: VllmHttpGenerator(target if "//" in target else f"http://{target}"),
     "smg": SmgGenerator,
 }
-"""Make the generator for HOST:PORT, by the kind of the model."""
+"""Maps the kind of a model to a function that makes its generator from HOST:PORT."""
 
 
 def open_token_model(name: str, tokenizer: str | None) -> Model:
-    """Return the model with a name. `tokenizer` is a folder; without it, the engine is asked for its tokenizer.
+    """Open the model with a name. `tokenizer` is a folder; without it, the inference server is asked for its tokenizer.
 
-    Raises ModelError, and MissingExtraError without the library that it needs.
+    Raises ModelError, and MissingExtraError if a needed library is not installed.
     """
     kind, _, target = name.partition(":")
     try:
@@ -42,9 +42,9 @@ def open_token_model(name: str, tokenizer: str | None) -> Model:
 
 
 async def _asked(generator: Generator, folder: str | None) -> int | None:
-    """Return the length of the model's context; None if the engine does not say.
+    """Return the length of the model's context in tokens; None if the inference server does not report it.
 
-    Downloads the tokenizer if a folder for it is given. Raises ModelError if the engine does not send it.
+    Download the tokenizer into `folder` if one is given. Raises ModelError if the server does not send it.
     """
     if folder is not None and not isinstance(generator, SmgGenerator):
         raise ModelError("the server does not send its tokenizer; name a folder that has it with --tokenizer")

@@ -13,7 +13,7 @@ from osmosis_grpc.records.reading.message_text import CallName, ToolEnd, mapping
 from osmosis_grpc.records.reading.phrases import counted, reward_text
 
 INDENT = 8
-"""The most columns by which a line of a conversation is indented."""
+"""A line of a conversation is indented by at most this many columns."""
 Chats = Sequence[tuple[ChatRequest, Message]]
 Messages = Sequence[Mapping[str, Any]]
 Numbers = Mapping[int, int] | None
@@ -24,17 +24,17 @@ class View:
     """How much of a conversation is shown."""
 
     messages: int | None = 30
-    """The most messages; None for all."""
+    """The largest number of messages; None for all."""
     lines: int | None = 8
-    """The most lines of one text; None for all."""
+    """The largest number of lines of one message; None for all."""
     width: int = 200
     """Lines are wrapped at this many columns."""
     reasoning: bool | None = None
-    """Whether the reasoning of replies is shown. False shows its size, and None nothing."""
+    """Whether to show the reasoning of replies. False shows only its size, and None nothing."""
     hints: bool = False
-    """Whether the lines about what is left out name the options that show it."""
+    """Whether a line about left-out text names the option that shows it."""
     long_from: int | None = None
-    """The chat from which on a text may have `long_lines` lines, because the rollout failed there."""
+    """From this chat on, a message may have `long_lines` lines, because the rollout failed there."""
     long_lines: int = 40
 
 
@@ -43,15 +43,15 @@ NOT_KNOWN = ToolEnd()
 
 @dataclass(slots=True)
 class Conversation:
-    """One conversation and what is known about it."""
+    """One conversation, with its tool results and remarks."""
 
     messages: Sequence[Mapping[str, Any]]
     numbers: Mapping[int, int] | None = None
-    """The index of a reply to the number of its chat. With None, replies are counted from 1."""
+    """Maps the index of a reply to the number of its chat. If None, replies are counted from 1."""
     tools: Mapping[CallName, ToolEnd] = field(default_factory=dict)
-    """The chat and the id of a call to its end."""
+    """Maps the chat and the id of a tool call to how the call ended."""
     notes: Mapping[int, str] = field(default_factory=dict)
-    """The number of a chat to a remark, such as its latency."""
+    """Maps the number of a chat to a remark, such as its latency."""
     view: View = View()
     _paired: list[int] = field(default_factory=list)
     _number: int = 0
@@ -96,7 +96,7 @@ class Conversation:
             yield from (line.indented(4) for line in self._result(str(call.get("id"))))
 
     def _result(self, call_id: str) -> Iterator[Line]:
-        """Yield the lines of a call's result: of the conversation's, or else of the tool's own end."""
+        """Yield the lines of a call's result: from the conversation, or else from the recorded end of the tool."""
         end = self.tools.get((self._number, call_id)) or self.tools.get((0, call_id)) or NOT_KNOWN
         found = self._answer(call_id)
         if found is not None:
@@ -113,7 +113,7 @@ class Conversation:
             yield Line.of(end.missing, "note")
 
     def _answer(self, call_id: str) -> Mapping[str, Any] | None:
-        """Return the tool message that answers a call of the present reply. Later replies can use the id again."""
+        """Return the tool message that answers a call of the current reply. Later replies may reuse the call id."""
         for message in self.messages[self._at + 1 :]:
             if any(str(call.get("id")) == call_id for call in mappings(message.get("tool_calls"))):
                 return None
@@ -156,9 +156,9 @@ class Conversation:
 
 
 def transcript(outcome: RolloutOutcome, runs: Sequence[ToolRun], chats: Chats = ()) -> Iterator[str]:
-    """Yield the lines for an outcome's samples, and the lines for its end.
+    """Yield the lines of an outcome's samples, and then the lines about its end.
 
-    `chats` are the requests with their replies. If the chats of a sample branch, each branch is shown separately.
+    `chats` are the requests with their replies. If a sample's chats branch, each branch is shown separately.
     """
     timed = [run for run in runs if run.latency is not None]
     for name, sample in (outcome.samples or {"no chat": Sample()}).items():
@@ -177,7 +177,7 @@ def transcript(outcome: RolloutOutcome, runs: Sequence[ToolRun], chats: Chats = 
 def sample_lines(name: str, sample: Sample, chats: Chats, known: Conversation) -> Iterator[Line]:
     """Yield the lines of a sample's conversation, and of each of its branches.
 
-    `chats` are the answered chats of all samples. `known` has the messages of the sample, and what else is known.
+    `chats` are the answered chats of all samples. `known` has the sample's messages, tool results and remarks.
     """
     heading = f"conversation ({', '.join([name, *_origin(sample)])})"
     for piece in wrapped(heading, known.view.width):
@@ -191,7 +191,7 @@ def sample_lines(name: str, sample: Sample, chats: Chats, known: Conversation) -
 
 
 def _origin(sample: Sample) -> Iterator[str]:
-    """Yield a sample's policy, its parent, and whether it is not trained on or was cut."""
+    """Yield a sample's policy and parent, and notes if it is not trained on or was cut."""
     if sample.policy:
         yield f"policy {sample.policy}"
     if sample.parent is not None:
@@ -204,7 +204,7 @@ def _origin(sample: Sample) -> Iterator[str]:
 
 
 def reward_lines(sample: Sample, *, several: bool) -> Iterator[str]:
-    """Yield the rewards of a sample and its chats. The last line of the transcript has a single sample's reward."""
+    """Yield the rewards of a sample and its chats. The reward of a single sample is left to the last line."""
     if (several and sample.reward is not None) or sample.reward_components:
         yield _graded(sample.reward, sample.reward_components)
     for chat in sample.chat_rewards:
@@ -217,15 +217,15 @@ def _graded(reward: float | None, components: Mapping[str, float]) -> str:
 
 
 def _branches(chats: Chats, messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, Numbers, Messages]]:
-    """Yield each branch: the number of its first chat, its replies, and the messages that begin there.
+    """Yield each branch: the number of its first chat, its replies, and its messages that no earlier branch shows.
 
-    The replies are the index of each reply with the number of its chat; None if no chat is known. `messages` is the
-    conversation that the agent reported. It replaces the branch that it begins with.
+    The replies map the index of each reply to the number of its chat; None if no chat is known. `messages` is the
+    conversation that the agent reported. It replaces the branch whose messages it starts with.
     """
-    begins: dict[int, int] = {}  # the newest chat of a branch to the branch's first chat
-    known: dict[int, int] = {}  # the first chat of a branch to its number of messages that an earlier branch shows
+    begins: dict[int, int] = {}  # newest chat of a branch -> its first chat
+    known: dict[int, int] = {}  # first chat of a branch -> the number of messages that an earlier branch shows
     whole: dict[int, Messages] = {}
-    replies: dict[int, dict[int, int]] = {}  # the first chat of a branch to the index and the number of each reply
+    replies: dict[int, dict[int, int]] = {}  # first chat of a branch -> {index of a reply: number of its chat}
     for request, reply in chats:
         number, history = request.chat_number, [*request.messages, reply]
         first = begins.pop(request.parent_chat, number)

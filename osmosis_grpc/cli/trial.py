@@ -31,23 +31,23 @@ FINAL = f"I called every tool.\n#### {ANSWER}"
 """The mock's last reply."""
 
 GRACE = 5.0
-"""The command waits this many seconds after the timeout for the end of the rollout, and then gives up.
+"""After the timeout, the command waits this many more seconds for the rollout to end, and then gives up.
 
-An agent that blocks the event loop does not end at the timeout.
+It may have to, because a timeout does not stop an agent that blocks the event loop.
 """
 
 BLOCKED = 0.2
-"""When an agent blocks the event loop for more than this many seconds, the block is recorded."""
+"""If an agent blocks the event loop for more than this many seconds, the block is recorded."""
 
 SCHEDSTAT = "/proc/thread-self/schedstat"
-"""In this file, Linux says how long the calling thread has run and how long it has waited for a processor, in
+"""The file in which Linux reports how long the calling thread has run, and how long it has waited for a processor, in
 nanoseconds."""
 
 MOST_CHATS = 100
-"""When a sample has more chats than this, the agent counts as endless. It is ten times the agent's max_turns."""
+"""If a sample has more chats than this, the agent counts as endless. It is ten times the request's max_turns."""
 
 MOST_RUNS = 1000
-"""At most this many tool calls are kept, and also at most this many chats."""
+"""At most this many tool calls, and this many chats, are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Block:
     where: str
     """file:line in function."""
     tool: str
-    """The tool that execute_tool_calls was running; empty if it was running no tool."""
+    """The tool that execute_tool_calls was running, or "" if none."""
 
 
 @dataclass(slots=True)
@@ -66,27 +66,27 @@ class Trial:
     """The observations of one rollout."""
 
     outcome: RolloutOutcome | None = None
-    """None if the agent did not begin or did not end."""
+    """The outcome; None if the agent did not begin or did not end."""
     result: Any = None
     returned: bool = False
     error: BaseException | None = None
     endless: bool = False
-    """Whether the rollout was stopped because the agent asked for too many chats."""
+    """Whether the rollout was stopped because the agent sent too many chats."""
     stuck: bool = False
-    """Whether the event loop is still blocked."""
+    """Whether the event loop was still blocked at the end."""
     get_tools_error: BaseException | None = None
     runs: list[ToolRun] = field(default_factory=list)
-    """The tool calls that the helpers ran."""
+    """The tool calls that helpers such as execute_tool_calls ran."""
     offered: dict[str, None] = field(default_factory=dict)
     """Names of the tools that get_tools returned or a chat offered."""
     called: dict[str, tuple[str, str]] = field(default_factory=dict)
-    """SAMPLE/CALL_ID to the name and the arguments of the model's call."""
+    """Maps SAMPLE/CALL_ID to the name and the arguments of the model's tool call."""
     chats: list[tuple[ChatRequest, Message]] = field(default_factory=list)
     blocks: list[Block] = field(default_factory=list)
 
 
 class _Watched:
-    """Runs an agent loop with a mock model, and watches the agent loop."""
+    """Runs an agent loop with a mock model, and records what it does."""
 
     def __init__(self, agent_loop: Any, trial: Trial) -> None:
         self._agent = as_runnable(agent_loop)
@@ -148,14 +148,14 @@ def _watch_blocks(watchdog: Watchdog, blocks: list[Block]) -> None:
 
 
 def _waited() -> float:
-    """Return for how many seconds this thread has waited for a processor; 0 where the system does not say."""
+    """Return how many seconds this thread has waited for a processor; 0 if the system does not report it."""
     with contextlib.suppress(OSError, IndexError, ValueError), open(SCHEDSTAT, encoding="ascii") as file:
         return int(file.read().split()[1]) / 1e9
     return 0.0
 
 
 def try_out(agent_loop: Any, timeout: float) -> Trial:
-    """Run one rollout of a valid agent loop. This function returns even if the agent does not end."""
+    """Run one rollout of a valid agent loop. Return even if the agent does not end."""
     for module in (runner, watchdog_file, rollout_session):  # the findings report what these modules would log
         logging.getLogger(module.__name__).disabled = True
     trial = Trial()
@@ -172,7 +172,7 @@ def try_out(agent_loop: Any, timeout: float) -> Trial:
 
 
 async def _rollout(watched: _Watched, trial: Trial, timeout: float, seen: list[Watchdog]) -> RolloutOutcome:
-    # The watchdog surely sees a block that lasts twice as long as its limit.
+    # The watchdog is certain to see only blocks that last twice as long as its limit.
     config = replace(ONE, blocked_after=BLOCKED / 2)
     request = RolloutRequest(
         rollout_id="validate",

@@ -1,8 +1,8 @@
 """Turns the observations of a trial into findings about the agent loop.
 
-A trial sees a tool call if osmosis_grpc.rollout.tools runs the call or makes its error message. It sees an exception if
-the agent calls ctx.record_tool_call while it handles the exception. For any other tool call, it sees only the tool
-message with the result.
+A trial observes a tool call if osmosis_grpc.rollout.tools runs the call or makes its error message. It observes an
+exception if the agent calls ctx.record_tool_call while handling the exception. For any other tool call, it observes
+only the tool message with the result.
 """
 
 import difflib
@@ -28,7 +28,7 @@ from osmosis_grpc.protocol.types.requests import DEFAULT_MAX_TURNS
 from osmosis_grpc.records.reading.message_text import mapping
 
 LONG_BLOCK = 1.0
-"""Blocking the event loop for this many seconds is an error; anything shorter is a warning."""
+"""Blocking the event loop for at least this many seconds is an error; anything shorter is a warning."""
 _PARAMETERS = frozenset(
     """
     temperature top_p top_k min_p typical_p max_tokens max_completion_tokens min_tokens stop stop_token_ids ignore_eos
@@ -48,11 +48,11 @@ _LONGEST = 200  # the most characters of a quoted text in a finding
 _EXAMPLES = "`examples` in its schema choose other arguments"
 
 _Row = tuple[str, Severity, str, str, Place | None]
-"""A code, a severity, a message, a hint, and a place. Without a place, it is the place of the method run."""
+"""A code, a severity, a message, a hint, and a place. None stands for the place of the method run."""
 
 
 def findings_of(trial: Trial, agent_loop: Any) -> list[Finding]:
-    """Return all errors and warnings."""
+    """Return all findings of a trial: errors and warnings."""
     workflow = getattr(agent_loop, "workflow", None)
     cls = workflow if isinstance(workflow, type) else type(agent_loop)
     if trial.get_tools_error is not None:
@@ -67,7 +67,7 @@ def findings_of(trial: Trial, agent_loop: Any) -> list[Finding]:
 def _end(trial: Trial) -> Iterator[_Row]:
     outcome, result = trial.outcome, trial.result
     if trial.endless:
-        text = f"it asked for more than {MOST_CHATS} chats, and max_turns is {DEFAULT_MAX_TURNS}"
+        text = f"it sent more than {MOST_CHATS} chats, and max_turns is {DEFAULT_MAX_TURNS}"
         yield _timed_out(text, None)
     if trial.endless or outcome is None:
         return
@@ -132,7 +132,7 @@ def _raised(trial: Trial, text: str, *, failed: bool) -> _Row:
 
 
 def _usual_mistake(error: BaseException) -> str:
-    """Return the hint for a mistake that many authors make; empty for any other exception."""
+    """Return the hint for a common mistake, or "" for any other exception."""
     if isinstance(error, KeyError):
         return (
             "the task of this check has a label, and only ground_truth in its metadata; `test -d FILE` runs your rows"
@@ -240,13 +240,13 @@ def _bad_tool(text: str, hint: str, error: BaseException) -> _Row:
 
 
 def _says_unknown(text: str, name: str) -> bool:
-    """Return whether a text says that there is no tool of that name."""
+    """Return whether a text says that there is no tool with this name."""
     about_tools = re.search(r"\b(tool|function)\b", text, re.IGNORECASE)
     return bool(name and name in text and about_tools and _UNKNOWN.search(text))
 
 
 def _answers(trial: Trial) -> Iterator[tuple[str, str]]:
-    """Yield the tool messages that have text."""
+    """Yield the call id and the text of each tool message that has text."""
     outcome = trial.outcome
     for sample in outcome.samples.values() if outcome else ():
         for message in sample.messages:
@@ -255,7 +255,7 @@ def _answers(trial: Trial) -> Iterator[tuple[str, str]]:
 
 
 def _blocks(trial: Trial) -> Iterator[_Row]:
-    """Yield the findings about a blocked event loop: the longest period at each place."""
+    """Yield the findings about a blocked event loop: for each place, the longest block."""
     longest: dict[tuple[str, str], float] = {}
     for block in trial.blocks:
         key = block.where, block.tool
@@ -273,7 +273,7 @@ def _blocks(trial: Trial) -> Iterator[_Row]:
 
 
 def _unanswered(messages: Any) -> Iterator[str]:
-    """Yield the tool calls of a conversation that have no tool message."""
+    """Yield a message for each tool call of a conversation that no tool message answers."""
     known = [mapping(message) for message in messages] if isinstance(messages, list | tuple) else []
     answered = {str(message.get("tool_call_id")) for message in known if message.get("role") == "tool"}
     for index, message in enumerate(known):

@@ -1,4 +1,4 @@
-"""The validate command: prints the problems of agent loops, with code, place and hint.
+"""The validate command: prints the problems of agent loops, each with a code, a place and a hint.
 
 The checks are in osmosis_grpc.agent.validator. The checks of --run are in osmosis_grpc.cli.trial_findings.
 """
@@ -109,7 +109,7 @@ class _Report:
 
 
 def _check(spec: str, sources: ConfigSources, timeout: float | None, report: _Report) -> None:
-    """Load the agent loops of a specification, check them, and report the findings. Raises LoadError.
+    """Load the agent loops that MODULE:ATTR names, check them, and report the findings. Raises LoadError.
 
     With a `timeout`, also run each valid agent loop.
     """
@@ -132,7 +132,7 @@ def _check(spec: str, sources: ConfigSources, timeout: float | None, report: _Re
 
 
 def _refused(item: object, name: str | None, names: set[str]) -> Iterator[Finding]:
-    """Yield the findings that the validator cannot make, for agents that a server would refuse."""
+    """Yield further findings, which the validator does not make, for agents that a server would refuse."""
     cls = item.workflow if isinstance(item, FoundWorkflow) else item if isinstance(item, type) else type(item)
     if not issubclass(cls, RolloutAgentLoop | AgentWorkflow) and not is_runnable(item):
         reason = of_the_sdk(cls)
@@ -146,5 +146,5 @@ def _refused(item: object, name: str | None, names: set[str]) -> Iterator[Findin
 
 
 def _printable(text: str) -> str:
-    """Return a text on one line, without control characters. The result can always be encoded as UTF-8."""
+    """Return a text on one line, without control characters and without what UTF-8 cannot encode."""
     return printable(" ".join(text.split()).encode("utf-8", "replace").decode())

@@ -27,14 +27,14 @@ from osmosis_grpc.records.reading.source_port import SourceError
 from osmosis_grpc.serve.json_output import Records, records, say_error, usage_error
 
 PORT = 7700
-"""The usual port. If another program uses it, the system chooses one."""
+"""The default port. If it is in use, the system chooses another one."""
 EVERY = ListOptions(limit=0)
 
 
 def run_view(options: ViewOptions, listed: ListOptions, source: SourceOptions, *, json: bool) -> int:
     """Serve the viewer until Ctrl-C, and return the exit code.
 
-    `listed` has the filters of the first table, or of the export.
+    `listed` has the filters for the first table, or for the export.
     """
     source = replace(source, token_file=options.server_token_file)
     with records(json) as out, ExitStack() as stack:
@@ -90,7 +90,7 @@ async def _view(
     shown_with: dict[str, Any],
     out: Records,
 ) -> int:
-    """Serve until a signal comes. Raises SourceError with advice if the source cannot be read."""
+    """Serve until SIGINT or SIGTERM. Raises SourceError with advice if the source cannot be read."""
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -119,7 +119,7 @@ async def _view(
 
 
 def _metrics(options: ViewOptions, source: SourceOptions, place: Place) -> Any:
-    """Return the metrics of --metrics; None without it. A wrong address ends the command."""
+    """Return the metrics that --metrics names; None without it. A wrong address ends the command."""
     if options.metrics is None:
         return None
     if not place.server:
@@ -132,7 +132,7 @@ def _metrics(options: ViewOptions, source: SourceOptions, place: Place) -> Any:
 
 
 def _texts(tokenizer: str | None) -> TokenTexts | None:
-    """Return the texts of the tokens of --tokenizer; None without it. A folder without one ends the command."""
+    """Return the token texts of --tokenizer; None without it. A folder without a tokenizer ends the command."""
     try:
         return None if tokenizer is None else TokenTexts(tokenizer)
     except (MissingExtraError, OSError, ValueError) as error:
@@ -140,7 +140,7 @@ def _texts(tokenizer: str | None) -> TokenTexts | None:
 
 
 def _address(server: str, rollout: str | None, token: str = "", listed: ListOptions = EVERY) -> str:
-    """Return the address of the table, or of a rollout. A rollout that failed is opened at the turn to look at."""
+    """Return the URL of the table, or of a rollout. A failed rollout opens at the turn that failed."""
     shown = [("id", rollout)] if rollout is not None else [pair for pair in pairs_of(listed) if pair[0] != "limit"]
     if rollout is None and listed.limit:
         shown.append(("limit", str(listed.limit)))
@@ -150,7 +150,7 @@ def _address(server: str, rollout: str | None, token: str = "", listed: ListOpti
 
 
 def _place(options: ViewOptions, source: SourceOptions, stack: ExitStack) -> tuple[Place, TokenTexts | Words | None]:
-    """Return what is shown, and the texts of its tokens. --demo writes to a folder that is deleted at the end."""
+    """Return the place to show, and its token texts. --demo writes to a folder that is deleted at the end."""
     if not options.demo:
         return place_of("view", source.where), None
     if source.where is not None:
@@ -163,7 +163,7 @@ def _place(options: ViewOptions, source: SourceOptions, stack: ExitStack) -> tup
 
 
 def _token(options: ViewOptions) -> str:
-    """Return the token that a browser has to show; empty without one."""
+    """Return the token that a browser has to send, or "" if it needs none."""
     if options.token is not None and options.token_file is not None:
         usage_error("view", "--token and --token-file exclude each other; name one of them")
     token = options.token or ""

@@ -1,7 +1,7 @@
-"""Runs rollouts that show what the viewer has: failures, groups with and without variance, a slow tool, token drift.
+"""Runs rollouts that show what the viewer can display: failures, group variance, a slow tool, token drift.
 
-An agent server and a trainer with a scripted model run in this process, over a real socket. The trainer annotates the
-groups as the steps of a training would.
+An agent server and a trainer with a scripted model run in this process, and talk over a real socket. The trainer
+annotates the groups as a real training would.
 """
 
 import asyncio
@@ -38,18 +38,18 @@ CITIES = {
     "equal": ("Lisbon", "Lisbon", "Lisbon", "Lisbon"),
     "failing": ("Atlantis", "Lisbon", "Atlantis", "Oslo"),
 }
-"""The groups, and the city that the model looks up in each of their rollouts. The question is about Lisbon."""
+"""For each group, the city that the model looks up in each of its rollouts. The question is always about Lisbon."""
 QUESTION = "How many people live in Lisbon?"
 STEPS = {"mixed": 7, "equal": 8, "failing": 9}
-"""The step of the trainer that has each group."""
+"""The training step to which each group belongs."""
 DRIFTING = "demo-mixed-1"
-"""In this rollout, the prompt of the second chat writes a word of the first reply as two tokens."""
+"""In this rollout, the later prompts encode a word of the first reply as two tokens."""
 DRIFT = (" search", (" sea", "rch"))
 CUT = "demo-failing-4"
-"""The last reply of this rollout is cut by a limit of tokens."""
+"""A token limit cuts the last reply of this rollout."""
 CUT_AT = 3
 CONCURRENT = 6
-"""So many rollouts run at once. The others wait in the queue."""
+"""This many rollouts run at once. The others wait in the queue."""
 FLAG = (
     "data:image/png;base64,"
     "iVBORw0KGgoAAAANSUhEUgAAAGAAAABACAIAAABqVuVZAAACFklEQVR4nO3RSW7DMAwFUJ0ki97/hFqljQBD0ciZlN0PLwIP1OdL"
@@ -63,7 +63,7 @@ FLAG = (
 )
 """The flag of Lisbon: eight wedges in black and white."""
 NEW_WEIGHTS = 14
-"""After so many replies, the model has the weights of the next step."""
+"""After this many replies, the model has the weights of the next step."""
 
 
 @tool
@@ -80,7 +80,7 @@ async def search(query: str, pages: int) -> str:
 
 
 class Geographer(RolloutAgentLoop):
-    """Looks things up until the model has an answer. The reward is 1 for the true number."""
+    """An agent that looks things up until the model has an answer. The reward is 1 for the right number."""
 
     name = "geographer"
     tools = (population, search)
@@ -147,7 +147,7 @@ def question(group: str) -> list[Message]:
 
 
 async def annotate(trainer: Trainer, number: int, outcomes: Sequence[RolloutOutcome]) -> None:
-    """Store what a step of the training does with a group: its advantages, or why the group is dropped."""
+    """Annotate a group as a training step would: with advantages, or with the reason for which it is dropped."""
     rewards = [outcome.reward for outcome in outcomes if outcome.reward is not None]
     spread = statistics.pstdev(rewards)
     step = Annotation(id=f"step-{number}", author="demo-trainer", weight_step=f"{number}")
@@ -169,7 +169,7 @@ async def annotate(trainer: Trainer, number: int, outcomes: Sequence[RolloutOutc
 
 
 async def write_demo(folder: Path) -> Words:
-    """Run the rollouts of all groups, and return the texts of their tokens."""
+    """Run the rollouts of all groups, and return the tokenizer with the texts of their tokens."""
     logging.getLogger(agent_calls.__name__).setLevel(logging.ERROR)  # the pages show the tracebacks
     words = Words()
     requests = [

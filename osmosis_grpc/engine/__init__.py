@@ -1,7 +1,7 @@
 """The engine: lifecycle and admission of rollouts, the event log, the chat client, and the delivery of outcomes.
 
-The engine does not depend on a transport. It calls the ports of osmosis_grpc.agent. The names below are imported at
-their first use, because the storage needs only the engine's ports.
+The engine does not depend on a transport. It calls the ports of osmosis_grpc.agent. The names below are imported on
+first use, because the storage needs only the engine's ports.
 """
 
 from importlib import import_module

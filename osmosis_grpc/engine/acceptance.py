@@ -1,4 +1,4 @@
-"""Accepts or refuses an Init, or finds the rollout that an equal Init has started.
+"""Accepts or refuses an Init, or finds the rollout that an equal Init started.
 
 An equal Init has the same id, attempt and spec as an earlier Init. An accepted rollout is committed, and ends exactly
 once. A refused rollout leaves no record.
@@ -45,9 +45,9 @@ FORK = job("engine.fork", OnFailure.REPORT)
 ACCEPT_LATER = job("engine.accept_later", OnFailure.REPORT)
 
 DRAIN_RETRY_AFTER = 5.0
-"""When a draining or failed server refuses an Init, it sends this retry_after, in seconds."""
+"""The retry_after, in seconds, if a draining or failed server refuses an Init."""
 UNCOMMITTED_RETRY_AFTER = 0.2
-"""When a server refuses an Init because it is accepting a higher attempt, it sends this retry_after, in seconds."""
+"""The retry_after, in seconds, if a server refuses an Init because it is just accepting a higher attempt."""
 
 
 class Acceptance:
@@ -67,8 +67,8 @@ class Acceptance:
         """Begin to accept a rollout, or find the rollout of an equal Init.
 
         Return the record, and whether this call started the rollout. `record.accepted` is done when the rollout is
-        accepted or refused. Without `original`, the original of a fork is in the journal. Raises CallError for an
-        immediate refusal.
+        accepted or refused. `original` has the recorded chats of a fork's original; without it, they are read from the
+        journal. Raises CallError for an immediate refusal.
         """
         try:
             return self._find_or_begin(init, owner, peer, original)
@@ -145,7 +145,7 @@ class Acceptance:
             self._context.supervisor.start(FORK, later, partial(self._failed, record))
 
     async def _fork(self, record: Record, own: RolloutRequest, original: Record) -> None:
-        """Read the recorded chats of the original, and then begin as other rollouts do."""
+        """Read the recorded chats of the original, and then begin like any other rollout."""
         fork = record.init.request.fork
         assert fork is not None
         try:
@@ -166,7 +166,7 @@ class Acceptance:
             if own.group is not None:
                 agent.accepted(own, record.owner)
             tools = agent.tools(own)
-        except BaseException as error:  # the agent's code can raise anything; it is no cancellation without an await
+        except BaseException as error:  # the agent's code can raise anything, and nothing is awaited here
             self._refuse(record, error)
             return
         if inspect.isawaitable(tools):
@@ -192,7 +192,7 @@ class Acceptance:
         self._refuse(record, Internal(f"the rollout could not be accepted: {clip(describe(error))}"))
 
     def _agent_name(self, name: str) -> str:
-        """Return the name of the agent that will run. If the request names no agent, the server must have only one."""
+        """Return the name of the agent to run. If the request names none, the server must have exactly one."""
         names = sorted(self._context.runnables)
         if not name and len(names) != 1:
             raise InvalidArgument("spec.agent_loop", f"name one of: {', '.join(names)}")
@@ -203,7 +203,7 @@ class Acceptance:
         return name or names[0]
 
     def _mark(self, record: Record, peer: Peer) -> None:
-        """Record in an outcome whether the rollout ended in an earlier run of the trainer."""
+        """If the rollout has an outcome, record in it whether the rollout ended in an earlier run of the trainer."""
         if record.delivery.outcome is not None:
             earlier = self._context.earlier_runs.earlier(record, peer)
             if earlier != record.delivery.outcome.from_journal:
@@ -299,14 +299,14 @@ class Acceptance:
 
 
 def _blames_request(error: InvalidArgument) -> bool:
-    """Return whether an error names a field of the request, and not one of the agent's tools."""
+    """Return whether an error names a field of the request, as opposed to one of the agent's tools."""
     return any(path.startswith("spec.") for path, _ in error.violations)
 
 
 def _check_same(known: Record, init: InitRequest, agent_loops: list[str]) -> None:
     """Raise Aborted for a lower attempt. Raise AlreadyExists for a different request under the same attempt.
 
-    An empty agent loop equals the name of the server's only agent loop. `agent_loops` are the names on this server.
+    An empty agent loop counts as the name of the server's only agent loop. `agent_loops` are the names on this server.
     """
     request = init.request
     if known.attempt > request.attempt:

@@ -10,11 +10,11 @@ from osmosis_grpc.engine.record import Record, Tenant
 from osmosis_grpc.protocol.errors import ResourceExhausted
 
 RETRY_AFTER = 1.0
-"""When Admission refuses an Init, it sends this retry_after, in seconds."""
+"""The retry_after, in seconds, if Admission refuses an Init."""
 
 _Row = tuple[int, int, Record]
 _Line = tuple[Tenant, str]
-"""A tenant, and an agent with a limit of its own, or an empty text."""
+"""A tenant, and the name of an agent with a limit of its own, or ""."""
 
 
 class Admission:
@@ -41,11 +41,11 @@ class Admission:
         self._waiting_of: Counter[str] = Counter()
         """The number of waiting rollouts by owner."""
         self._queues: dict[str, dict[_Line, list[_Row]]] = {}
-        """The queues of each owner. Rollouts of an agent with a limit of its own have a queue of their own."""
+        """The queues of each owner. Rollouts of an agent with a limit of its own have a separate queue."""
         self._per_agent = per_agent
-        """The most running rollouts of an agent, by the agent's name."""
+        """The limits of agents that have one: the largest number of running rollouts, by the agent's name."""
         self._running_of: Counter[str] = Counter()
-        """The number of running rollouts of each such agent."""
+        """The number of running rollouts of each agent."""
 
     @property
     def running(self) -> int:
@@ -60,7 +60,7 @@ class Admission:
     def reserve(self, record: Record, *, beyond: bool = False) -> None:
         """Reserve a place for a rollout until enter() or release().
 
-        Raises ResourceExhausted if no place is free. With `beyond`, the limits do not apply. This is for a rollout that
+        Raises ResourceExhausted if no place is free. With `beyond`, the limits do not apply: use it for a rollout that
         an earlier process has accepted.
         """
         if not beyond and not self._places.available(record.owner):
@@ -104,7 +104,7 @@ class Admission:
     def leave(self, record: Record) -> list[Record]:
         """Give back the slot of a rollout. Return the rollouts that get a slot now.
 
-        There can be several, because the share of another owner can grow.
+        There can be several, because the shares of other owners can grow.
         """
         record.tenant.running -= 1
         self._running_of[record.agent_loop] -= 1
@@ -127,7 +127,7 @@ class Admission:
             self._queue(record)
 
     def _take_out(self, record: Record) -> None:
-        """Count a rollout as no longer waiting. Its row stays in the queue, and _next() skips the row later."""
+        """Count a rollout as no longer waiting. Its row may stay in the queue; _heads() drops it later."""
         self._waiting.discard(record)
         self._waiting_of[record.owner] -= 1
         if not self._waiting_of[record.owner]:
@@ -145,7 +145,7 @@ class Admission:
         heapq.heappush(self._queues.setdefault(record.owner, {}).setdefault(line, []), row)
 
     def _limited(self, record: Record) -> str:
-        """Return the agent of a rollout if the agent has a limit of its own, otherwise an empty text."""
+        """Return the agent of a rollout if the agent has a limit of its own, otherwise ""."""
         return record.agent_loop if record.agent_loop in self._per_agent else ""
 
     def _agent_free(self, agent: str) -> bool:
@@ -163,7 +163,10 @@ class Admission:
         return None
 
     def _heads(self, owner: str) -> list[tuple[int, _Row, _Line]]:
-        """Return the first row of each queue of an owner whose rollouts may run, with what orders the queues."""
+        """Return each queue of an owner whose first row may run: running rollouts of the tenant, row, key of the queue.
+
+        The smallest of these tuples runs next.
+        """
         heads = []
         for line, queue in list(self._queues[owner].items()):
             tenant, agent = line

@@ -1,4 +1,4 @@
-"""The engine's calls to an agent: its run, and the hook for the end. Each run has its own copy of the request."""
+"""The engine's calls to an agent: run() and ended(). Each run gets its own copy of the request."""
 
 import asyncio
 import logging
@@ -19,7 +19,7 @@ from osmosis_grpc.protocol.types.requests import copy_of, unread_metadata
 
 log = logging.getLogger(__name__)
 AGENT_RAISED = "the agent of rollout %s raised%s\n%s"
-"""The line of the log about an exception that ends a rollout. Its outcome says the same."""
+"""The log line about an exception that ends a rollout. The outcome contains the same exception."""
 
 
 async def run_agent(
@@ -27,8 +27,8 @@ async def run_agent(
 ) -> Termination:
     """Run an agent. Return the termination for its result or its exception. Raises only a cancellation.
 
-    If the run is cancelled, `stopped` gets the record and the exception. For an error in the agent's own code, the log
-    has the traceback. For a chat that failed, a rollout that is over or a snapshot that is gone, it has one line.
+    If the run is cancelled, `stopped` gets the record and the exception. An error in the agent's own code is logged
+    with its traceback. A failed chat, a rollout that has ended, or a missing snapshot is logged as one line.
     """
     try:
         with BaseUrls() as base_urls:
@@ -59,9 +59,9 @@ def notify_ended(agent: Runnable | None, record: Record) -> None:
 
 
 def own_copy(request: RolloutRequest, read: Callable[[int], None] = lambda size: None) -> AgentsRequest:
-    """Return a copy of a request. The agent may change the copy.
+    """Return a copy of a request, which the agent may change.
 
-    When the agent first reads the metadata, the copy parses it and calls `read` with its size in bytes.
+    The metadata is parsed when the agent first reads it. Then `read` is called with its size in bytes.
     """
     metadata = unread_metadata(request)
     own: Any = {}

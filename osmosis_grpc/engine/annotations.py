@@ -1,4 +1,4 @@
-"""Adds annotations to rollouts, running or ended. An annotation becomes an event of the rollout."""
+"""Adds annotations to running or ended rollouts. An annotation becomes an event of the rollout."""
 
 import asyncio
 from dataclasses import dataclass, field, replace
@@ -17,9 +17,9 @@ from osmosis_grpc.protocol.types.annotation import Annotation
 from osmosis_grpc.protocol.types.events import Annotated
 
 MAX_ANNOTATIONS = 1000
-"""The most annotations of one rollout."""
+"""The largest number of annotations of one rollout."""
 MAX_BYTES = 16 * 1024 * 1024
-"""The most bytes of one annotation."""
+"""The largest size of one annotation, in bytes."""
 
 Added = tuple[int, bool]
 """The number of an annotation's event, and whether the call has added it."""
@@ -27,11 +27,11 @@ Added = tuple[int, bool]
 
 @dataclass(slots=True, eq=False)
 class _Uncommitted:
-    """A rollout whose newest annotations are not committed yet."""
+    """A rollout that has uncommitted annotations."""
 
     record: Record
     added: dict[str, tuple[Annotation, "asyncio.Future[int]"]] = field(default_factory=dict)
-    """The annotations by id. Each future has the number of the event once it is committed."""
+    """The uncommitted annotations by id. Each future gets the number of the event when it is committed."""
 
 
 class Annotations:

@@ -16,15 +16,15 @@ from osmosis_grpc.supervise import Backoff, OnFailure, future, job
 CHAT = job("engine.chat", OnFailure.RAISE)
 
 SILENT = 0.9
-"""A fraction of `chat_silence`, the longest timeout of a try.
+"""A fraction of `chat_silence`, which is the longest timeout of a try.
 
-A try to a trainer that is away fails sooner. If a try times out after at least SILENT * `chat_silence` seconds, the
+A try fails sooner if the trainer is away. If a try times out only after at least SILENT * `chat_silence` seconds, the
 trainer may still be sampling the reply, so ask() does not count it as away.
 """
 
 
 class ChatCalls:
-    """The chats of one run on their way to the trainer."""
+    """Sends the chats of one run to the trainer."""
 
     __slots__ = ("_context", "_record", "open")
 
@@ -44,9 +44,9 @@ class ChatCalls:
         self._record.cancel_calls()
 
     def abandon(self, request: ChatRequest) -> None:
-        """Abandon a chat at the peer, which stops its sampling.
+        """Tell the peer that a chat is abandoned, so that it stops sampling.
 
-        A chat of a parked rollout is not abandoned, because the next process sends the same chat again.
+        A chat of a parked rollout is not abandoned, because the next process sends it again.
         """
         end, chat = self._record.run.termination, (request.sample, request.chat_number)
         if not self._record.run.parked:
@@ -58,11 +58,11 @@ class ChatCalls:
 
         Raises the CallError of the trainer, and RolloutEndedError if the rollout ends before the reply.
 
-        An error that is not retryable is raised at once. The grace period of `trainer_grace` seconds begins with the
-        first retryable error. If the next try would begin after its end, the error is raised.
+        An error that is not retryable is raised at once. The first retryable error begins a grace period of
+        `trainer_grace` seconds. If the next try would begin after the end of this period, the error is raised.
 
-        If the rollout has moved to another peer, even an error that is not retryable is ignored. Then, and also if the
-        trainer may still be sampling the reply (see SILENT), the chat is sent again at once, and the next retryable
+        If the rollout has moved to another peer, even an error that is not retryable is ignored. In this case, and if
+        the trainer may still be sampling the reply (see SILENT), the chat is sent again at once, and the next retryable
         error begins a new grace period.
         """
         config, system = self._context.config, self._context.system
@@ -138,7 +138,7 @@ class ChatCalls:
         self.check_open()
 
     def log_failed(self, request: ChatRequest, error: CallError, *, will_retry: bool) -> None:
-        """Append the failure of a chat to the log while the rollout runs."""
+        """If the rollout is running, append the failure of a chat to the event log."""
         if self.open and self._record.state is RolloutState.RUNNING:
             failed = events.ChatFailed(
                 sample=request.sample,

@@ -1,4 +1,4 @@
-"""The configuration of the engine: its limits and times."""
+"""The configuration of the engine: its limits and timeouts."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from osmosis_grpc.protocol.types.requests import own_params
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """The limits and times of the engine. Times are in seconds. Sizes are in bytes."""
+    """The limits and timeouts of the engine. Times are in seconds, and sizes in bytes."""
 
     max_concurrent: int = 100
     """The largest number of rollouts that run at once."""
@@ -24,26 +24,26 @@ class EngineConfig:
     memory_budget: int = 256 * 1024 * 1024
     """The memory that all rollouts together may take."""
     tombstone_ttl: float = 600.0
-    """How long the cancel of an unknown rollout waits for the rollout's Init."""
+    """How long the cancel of an unknown rollout is kept, in case its Init still arrives."""
     max_tombstones: int = 16_384
-    """The largest number of cancels of one owner that wait for their Inits."""
+    """The largest number of such cancels of one owner."""
     agent_timeout: float | None = 1800.0
     """How long a rollout may run if its request has no agent_timeout. None means no limit."""
     get_tools_timeout: float = 10.0
     """How long an async get_tools may take."""
     stop_again_after: tuple[float, ...] = (1.0, 3.0)
-    """The times after its cancel at which an agent that still runs is cancelled again.
+    """If an agent does not stop when it is cancelled, it is cancelled again after each of these times.
 
-    If it does not stop after the last one either, its rollout ends without it.
+    If it still does not stop after the last one, its rollout ends without it.
     """
     trainer_grace: float = 120.0
-    """How long a trainer may be away. After this time, its chats fail and the rollouts of its attachment end."""
+    """How long a trainer may be away. After this time, its chats fail, and the rollouts of its attachment end."""
     chat_silence: float = 50.0
-    """The timeout of one try of a chat. After the timeout, the chat is sent again under the same number."""
+    """The timeout of one try of a chat. After a timeout, the chat is sent again under the same number."""
     heartbeat_interval: float = 15.0
-    """A side of an attachment sends a heartbeat after this time without a frame."""
+    """Each side of an attachment sends a heartbeat if it has sent no frame for this time."""
     heartbeat_timeout: float = 45.0
-    """A stream of an attachment ends after this time without a frame of the trainer. The trainer does the same."""
+    """A stream of an attachment ends if no frame has come from the trainer for this time. The trainer does the same."""
     retry_delay: tuple[float, float] = (0.5, 5.0)
     """The first and the longest pause between tries of a chat."""
     outbox_delay: tuple[float, float] = (0.5, 30.0)
@@ -55,10 +55,10 @@ class EngineConfig:
     stalled_after: float = 60.0
     """How long a rollout may run without an event or a tool call before a warning is logged."""
     sweep_interval: float = 10.0
-    """How often records and tombstones are checked for their age."""
+    """The interval at which old records and tombstones are dropped."""
     pin_sampling: Mapping[str, Any] = field(default_factory=dict)
-    """Sampling parameters that replace those of the agents' chats. A value in a trainer's completion_params replaces
-    the value here. A judge's chats keep their own parameters."""
+    """Sampling parameters that replace those in the agents' chats. A value in a trainer's completion_params has
+    precedence over a value here. A judge's chats keep their own parameters."""
 
     def __post_init__(self) -> None:
         if self.max_concurrent < 1 or self.queue_limit < 0 or not self.record_ttl > 0:

@@ -1,7 +1,7 @@
 """EngineContext: the configuration, the services and the state that the parts of one engine share.
 
-The parts that act on rollouts (runner, outbox, shutdown) are not in the context. A part that calls another one gets it
-as a parameter.
+The parts that act on rollouts (runner, outbox, shutdown) are not in the context. If one of them calls another, it gets
+that one as a parameter.
 """
 
 import logging
@@ -50,8 +50,8 @@ class EngineContext:
         )
         self.destinations = Destinations()
         self.failed_chats = Throttled(logging.getLogger("osmosis_grpc.engine.chat_calls"), system.monotonic)
-        """Logs trainers' errors that are retried. It is throttled, because all chats fail while a trainer or its model
-        is away."""
+        """Logs the failures of chats that are retried. It is throttled, because all chats fail while a trainer or its
+        model is away."""
         self.earlier_runs = EarlierRuns(runnables, journal, system)
         self.stage_sinks: list[Callable[[Record], object]] = []
         """Called when an agent or its grader starts."""
@@ -62,7 +62,7 @@ class EngineContext:
         self.on_parked: Callable[[Record], None] = lambda record: None
         """Called when the agent of a parked rollout has stopped. Set by the engine."""
         self.blocked_at: Callable[[str], str] = lambda task: ""
-        """Returns where the task of this name blocked the event loop last. Set by the engine."""
+        """Returns where the task with this name last blocked the event loop. Set by the engine."""
         self._tenants: WeakValueDictionary[str, Tenant] = WeakValueDictionary()
 
     def tell_stage(self, record: Record) -> None:

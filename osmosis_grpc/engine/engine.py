@@ -1,6 +1,6 @@
 """The Engine class makes the parts of the engine and connects them.
 
-The engine does not depend on a transport. The id and the attempt identify a rollout. A rollout belongs to the owner of
+The engine does not depend on a transport. A rollout is identified by its id and its attempt. It belongs to the owner of
 its Init, and other owners cannot see it. `Engine.rollouts` reads rollouts.
 """
 
@@ -39,10 +39,10 @@ SUM_UP = job("engine.sum_up", OnFailure.RESTART)
 
 
 class Engine:
-    """Hosts agents. Used as `async with Engine(agents, journal=MemoryJournal()) as engine`.
+    """Hosts agents. Use it as `async with Engine(agents, journal=MemoryJournal()) as engine`.
 
-    `supervisor` is the server's supervisor, whose System has the clocks and makes the ids. Without a server, the engine
-    makes its own. In both cases, the engine closes the supervisor at the end.
+    `supervisor` is the server's supervisor, whose System has the clocks and makes the ids. By default, the engine makes
+    its own. In both cases, the engine closes the supervisor at the end.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Engine:
         self.acceptance = Acceptance(context, self.runner, self.shutdown)
         context.on_parked = lambda record: self.shutdown.changed.set()
         self.end_sinks: list[EndSink] = []
-        """Each sink is called with each ended rollout, after the end is committed."""
+        """Functions that are called with each ended rollout, after its end is committed."""
         self._completed = 0
 
     async def __aenter__(self) -> "Engine":
@@ -99,7 +99,7 @@ class Engine:
     ) -> tuple[Record, bool]:
         """Accept a rollout, or find the rollout of an equal Init (see acceptance.py).
 
-        `original` has the recorded chats of the original of a fork, if the original is not in this journal. Return the
+        `original` has the recorded chats of a fork's original, if the original is not in this journal. Return the
         record, and whether this call started the rollout. Raises CallError for a refusal.
         """
         record, started = self.acceptance.begin(init, owner=owner, peer=peer, original=original)
@@ -120,14 +120,14 @@ class Engine:
     ) -> list[CancelResult]:
         """Cancel one rollout, a group of rollouts, or the rollouts whose ids have a prefix.
 
-        Without an id and a prefix, cancel all rollouts of the owner.
+        Without an id, a group and a prefix, cancel all rollouts of the owner.
 
-        The cancel takes effect at once. When `log.flush()` has returned, the cancel also survives a crash. Raises
+        The cancel takes effect at once. Once `log.flush()` has returned, it also survives a crash. Raises
         ResourceExhausted if too many cancels of the owner wait for their Inits.
         """
         if not rollout_id:
             live = [r for r in self.context.table.live() if r.owner == owner]
-            live.sort(key=lambda record: not record.accepted.done())  # pending last: their tombstones can raise
+            live.sort(key=lambda record: not record.accepted.done())  # pending ones last, as their tombstones can raise
             return [
                 self._cancel(r, reason)
                 for r in live
@@ -180,7 +180,7 @@ class Engine:
                 self.runner.decide(record, Termination.trainer_lost(why))
 
     def lose_rollout(self, record: Record, why: str) -> None:
-        """End a rollout whose trainer has left FAILED (trainer, retryable). A rollout that has ended stays as it is."""
+        """End a rollout FAILED (trainer, retryable), because its trainer has left. Do nothing if it has ended."""
         self.runner.decide(record, Termination.trainer_lost(why))
 
     def capacity(self) -> Capacity:
@@ -197,7 +197,7 @@ class Engine:
         )
 
     def _ended(self, record: Record) -> None:
-        """Inform the other parts of the committed end of a rollout."""
+        """Tell the other parts that the end of a rollout is committed."""
         self.context.table.ended(record)
         self.recovery.passed(record.rollout_id, record.attempt)
         self.shutdown.changed.set()
@@ -216,8 +216,8 @@ class Engine:
         self.shutdown.changed.set()
 
     def _failed(self, record: Record, then: Then, error: BaseException) -> None:
-        """Handle an error of `then`, which the log has called after the commit of an event of the rollout."""
-        if record.delivery.report is not None or record.delivery.ended is not None:  # its end is written: call it again
+        """Handle an error of `then`, which the log called after the commit of an event of the rollout."""
+        if record.delivery.report is not None or record.delivery.ended is not None:  # the end is written: try again
             then(record)
         elif not record.accepted.done():
             self.acceptance.failed(record, error)

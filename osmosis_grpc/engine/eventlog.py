@@ -1,6 +1,6 @@
 """The event log: numbers the events of each rollout, commits them, and shows them to sinks and readers.
 
-An event is shown only after its commit. So sinks and readers never see two events with the same number.
+An event is shown only after its commit, so sinks and readers never see two different events with the same number.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 COMMITTED = job("engine.committed", OnFailure.REPORT, "callback")
 
 Then = Callable[[Record], None]
-"""Called after the commit of an event."""
+"""A function to call with the record after the commit of an event."""
 Token = tuple[Record, TrajectoryEvent, Then | None]
 
 BATCH = 256
@@ -53,8 +53,8 @@ class EventLog:
         """Append the next event of a rollout, and call `then` after its commit.
 
         If `then` raises, `on_failed` gets the exception. If append() raises, nothing was written. If the event cannot
-        be committed, `record.trail.journaled` becomes False and `then` is still called. The rollout then continues
-        without events.
+        be committed, `record.trail.journaled` becomes False, `then` is still called, and the rollout continues without
+        events.
         """
         record.run.progress, record.run.progress_time = self._monotonic(), self._time()
         if not record.trail.journaled:
@@ -71,7 +71,7 @@ class EventLog:
             self._follow_up(record, then)
 
     def add_sink(self, sink: EventSink, *kinds: type) -> None:
-        """Call a sink with each event of these kinds, by default of all kinds, after its commit."""
+        """Call a sink with each committed event of these kinds; by default, of all kinds."""
         for kind in kinds or self._sinks:
             self._sinks[kind] = [*self._sinks[kind], sink]
 
@@ -101,7 +101,7 @@ class EventLog:
             raise error
 
     def _committed(self, tokens: Sequence[Token], ok: bool) -> None:
-        """Handle events that the journal has committed. If `ok` is False, the journal cannot commit them."""
+        """Handle events that the journal has committed, or if `ok` is False, could not commit."""
         for record, event, then in tokens:
             if ok and record.trail.journaled:
                 self._show(record, event)
@@ -164,9 +164,9 @@ class EventLog:
         return position
 
     async def follow(self, record: Record, after: int) -> AsyncGenerator[TrajectoryEvent | None, None]:
-        """Yield the events of a rollout after number `after`, and then each new event. None is a heartbeat.
+        """Yield the events of a rollout after number `after`, and then each new event. None stands for a heartbeat.
 
-        The iteration ends when the rollout can have no further event.
+        The iteration ends when the rollout can have no further events.
         """
         if after > record.trail.last_event_number:
             raise InvalidArgument(
@@ -194,9 +194,9 @@ class EventLog:
             record.trail.waiters.pop(waiter, None)
 
     async def follow_all(self, owner: str, position: int) -> AsyncGenerator[tuple[int, TrajectoryEvent | None], None]:
-        """Yield the events of an owner after a position, and then each new event, without end.
+        """Yield the events of an owner after a position, and then each new event, endlessly.
 
-        Each event comes with its position. None in place of an event is a heartbeat.
+        Each event comes with its position. None instead of an event stands for a heartbeat.
         """
         waiter = asyncio.Event()
         self.waiters[waiter] = None
@@ -212,7 +212,7 @@ class EventLog:
                     yield position, event
                 position = max(position, reached)
                 if position < self._journal.last_position:
-                    await asyncio.sleep(0)  # other tasks run between two steps
+                    await asyncio.sleep(0)  # let other tasks run between two batches
                 elif not await self._woken(waiter):
                     yield position, None
         finally:
@@ -260,4 +260,4 @@ _EXTRA: dict[type[EventKind], Callable[[Any], int]] = {
     events.Ended: _ended,
     events.Annotated: lambda kind: kind.annotation.nbytes,
 }
-"""For each kind, a function that returns the bytes of an event beyond the 400 of every event."""
+"""For each kind, a function that returns the size of an event in bytes, beyond the 400 that every event counts."""

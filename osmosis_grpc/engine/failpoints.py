@@ -7,7 +7,7 @@ import os
 import signal
 
 armed: dict[str, int] = {}
-"""For each armed point, a count. When the point is reached this many more times, the process is killed."""
+"""The armed points. The process is killed when a point is reached this many more times."""
 
 
 def arm(text: str | None = None) -> None:
@@ -25,7 +25,7 @@ def arm(text: str | None = None) -> None:
 
 
 def reach(name: str) -> None:
-    """Kill the process when this point is armed and is reached for the NTH time. First write the name to stderr."""
+    """If this point is armed and reached for the NTH time, write its name to stderr and kill the process."""
     if armed and name in armed:
         armed[name] -= 1
         if not armed[name]:

@@ -4,10 +4,10 @@
 class Shares:
     """Counts how much of a limit each owner uses. A single owner may use the whole limit.
 
-    Nothing is taken back from an owner. Instead, an owner with less than an even share may use more even at the limit,
-    up to an even share, while other owners wait until the total use is below the limit. So the uses move towards even
-    shares. Until then, two owners together use at most 1 + 1/2 of the limit, and three at most 1 + 1/2 + 1/3.
-    `per_owner` is the most that any owner may use.
+    Nothing is taken back from an owner. Instead, when the limit is reached, an owner with less than an even share may
+    still use more, up to an even share, while the other owners wait until the total use is below the limit. So the uses
+    move towards even shares. Until then, two owners together use at most 1 + 1/2 of the limit, and three at most
+    1 + 1/2 + 1/3. `per_owner` is the largest use of any owner.
     """
 
     def __init__(self, limit: int, per_owner: int | None = None) -> None:

@@ -1,7 +1,7 @@
 """Finds outcomes that come from an earlier run of the trainer, and counts them for the log.
 
-An ended rollout belongs to the run of the trainer in which it ended. If another run sends an Init for it, no agent
-runs, and the trainer gets the old outcome with an EarlierRun.
+An ended rollout belongs to the run of the trainer in which it ended. If a later run of the trainer sends an Init for
+it, no agent runs, and the trainer gets the old outcome with an EarlierRun.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from osmosis_grpc.supervise import System
 log = logging.getLogger(__name__)
 
 SUMMED = 2.0
-"""The interval, in seconds, of the log line that counts Inits for rollouts of earlier runs."""
+"""Inits for rollouts of earlier runs are counted, and the count is logged every so many seconds."""
 
 
 class EarlierRuns:
@@ -42,7 +42,7 @@ class EarlierRuns:
         return EndedBy(self.process_id, record.peer.trainer_run)
 
     def earlier(self, record: Record, peer: Peer) -> EarlierRun | None:
-        """Return the earlier run in which a rollout ended, or None if it ended in the present run of the trainer."""
+        """Return the earlier run in which a rollout ended, or None if it ended in the current run of the trainer."""
         outcome, by = record.delivery.outcome, record.delivery.ended_by
         if outcome is None or not peer.trainer_run or by.trainer_run == peer.trainer_run:
             return None

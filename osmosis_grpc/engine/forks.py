@@ -7,17 +7,17 @@ from osmosis_grpc.protocol.errors import FailedPrecondition, InvalidArgument, No
 from osmosis_grpc.protocol.types import Fork
 
 MOST_NAMED = 20
-"""The most chats that an error names."""
+"""An error names at most this many chats."""
 
 
 class Forks:
-    """The originals of forks, in memory and in the journal."""
+    """Finds the originals of forks, in memory and in the journal."""
 
     def __init__(self, context: EngineContext) -> None:
         self._context = context
 
     def original(self, fork: Fork, agent_loop: str, rollout_id: str, owner: str) -> Record:
-        """Return the record of a fork's original. This reads none of its chats.
+        """Return the record of a fork's original, without reading its chats.
 
         Raises NotFound if the owner has no such rollout, FailedPrecondition if the agent loop is not replayable, and
         InvalidArgument if the original is the rollout itself or ran another agent loop.
@@ -46,13 +46,13 @@ class Forks:
         return record
 
     async def chats(self, fork: Fork, original: Record) -> ForkedChats:
-        """Return the recorded chats of the original. They are read outside the event loop.
+        """Read the recorded chats of the original, outside the event loop, and return them.
 
         Raises InvalidArgument if the original has ended without a reply to the chat, and FailedPrecondition if it has
         no reply yet.
         """
         if original.live:
-            await self._context.log.flush()  # the reader sees committed events only
+            await self._context.log.flush()  # the reader sees only committed events
         found = await self._context.journal.read_apart(
             lambda trajectory: ForkedChats(fork, trajectory(fork.rollout_id, fork.attempt))
         )

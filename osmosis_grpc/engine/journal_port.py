@@ -1,7 +1,7 @@
 """The Journal port: where the engine stores rollouts and their events.
 
-`osmosis_grpc.storage` has a journal in memory and a journal in SQLite. A further backend is one file with a subclass of
-Journal. `tests/storage/test_journal_port.py` tests every backend against the contract.
+`osmosis_grpc.storage` has a journal in memory and a journal in SQLite. To add a backend, write a file with a subclass
+of Journal. `tests/storage/test_journal_port.py` tests every backend against the contract.
 """
 
 # ruff: noqa: B027 - methods without a body are defaults for a journal in memory, which has nothing to record
@@ -27,7 +27,7 @@ class Figures:
     bytes: int
     """The size of the file and of its write-ahead log."""
     budget: int
-    """The most bytes that the file may use."""
+    """The largest size of the file, in bytes."""
     commits: int
     commit_seconds: float
     """The time that all commits together took."""
@@ -37,9 +37,9 @@ class Journal(ABC):
     """Stores rollouts and their events.
 
     Each event has a unique position, which orders the events of all rollouts. Readers see only committed events.
-    Methods that read raise Unavailable when the disk cannot be read. If forget() or sweep() cannot read a rollout, it
-    stays until the next sweep. Methods that are not abstract have defaults for a journal that ends with its process,
-    which record and restore nothing.
+    Methods that read raise Unavailable if the disk cannot be read. If forget() or sweep() cannot read a rollout, the
+    rollout stays until the next sweep. Methods that are not abstract have defaults that record and restore nothing, for
+    a journal that ends with its process.
     """
 
     durable = False
@@ -50,19 +50,19 @@ class Journal(ABC):
 
     def __init__(self, journal_id: str) -> None:
         self.journal_id = journal_id
-        """Names this journal. A journal that has lost its content has a new id."""
+        """The id of this journal. A journal that has lost its content gets a new id."""
         self.problem = ""
         """Why nothing can be written now; empty while writing works."""
         self.on_commit: Callable[[Sequence[Any], bool], None] = lambda tokens, ok: None
-        """Called with the tokens of appends: with True after their commit, or with False if the commit failed."""
+        """Called with the tokens of appended events, and True after their commit or False if the commit failed."""
         self.on_problem: Callable[[str], None] = lambda problem: None
         """Called with the new `problem` each time it changes."""
         self.last_position = 0
         """The position of the newest committed event; 0 before the first."""
         self.forgotten_position = 0
-        """The highest position whose event was dropped. 0 if no event was dropped."""
+        """The highest position whose event was dropped; 0 if none was."""
         self.last_sequence = 0
-        """The highest sequence number that any rollout has got. Sequence numbers follow the order of acceptance."""
+        """The highest sequence number of any rollout. Sequence numbers follow the order of acceptance."""
 
     @property
     @abstractmethod
@@ -90,8 +90,8 @@ class Journal(ABC):
     def settle_unrecorded(self, rollout_id: str, attempt: int) -> None:
         """Settle a rollout whose last events could not be committed, so that no other process continues it.
 
-        If its end is committed, the journal keeps the rollout with its outcome. Otherwise it deletes the rollout. While
-        the disk fails, this waits until writing works again. Does nothing for a settled rollout.
+        If its end is committed, the journal keeps the rollout with its outcome. Otherwise it deletes the rollout. If
+        the disk fails, the journal does this once writing works again. Do nothing for a settled rollout.
         """
 
     def repoint(self, entry: JournaledRollout) -> None:
@@ -104,7 +104,7 @@ class Journal(ABC):
         """
 
     def add_tombstone(self, owner: str, rollout_id: str, attempt: int, seconds: float) -> None:
-        """Keep a cancel for `seconds`, because its Init can still come. With 0 seconds, delete the cancel."""
+        """Keep a cancel for `seconds`, because its Init may still come. With 0 seconds, delete it."""
 
     def keep_version(self, digest: str, parts: Mapping[str, str]) -> None:
         """Store the parts of an agent's version. The newest 64 versions are kept."""
@@ -117,28 +117,28 @@ class Journal(ABC):
         """
 
     def close(self) -> None:
-        """Commit everything that waits, and release the files."""
+        """Commit everything that is not committed yet, and release the files."""
 
     # Reading.
 
     @abstractmethod
     def events(self, rollout_id: str, attempt: int, after: int, limit: int) -> Sequence[TrajectoryEvent]:
-        """Return the next events of a rollout after number `after`. Return at most `limit`, or fewer large events."""
+        """Return the next events of a rollout after number `after`: at most `limit`, or fewer if they are large."""
 
     @abstractmethod
     def annotations(self, rollout_id: str, attempt: int) -> Sequence[TrajectoryEvent]:
-        """Return the committed events of the kind Annotated of a rollout, in order."""
+        """Return a rollout's committed events of the kind Annotated, in order."""
 
     @abstractmethod
     def all_events(self, owner: str, after: int, limit: int) -> tuple[Sequence[tuple[int, TrajectoryEvent]], int]:
-        """Return events of an owner, each with its position above `after`, and the `after` of the next call.
+        """Return events of an owner with positions above `after`, each with its position, and the next call's `after`.
 
-        One call reads a limited number of positions, so it may return no event although more events follow.
+        One call reads a limited number of positions, so it may return no events although more follow.
         """
 
     @abstractmethod
     async def read_apart(self, read: Callable[[Trajectories], T]) -> T:
-        """Return the result of `read`, which gets a Trajectories. A journal on disk calls `read` on another thread."""
+        """Call `read` with a Trajectories, and return its result. A journal on disk calls it on another thread."""
 
     @abstractmethod
     def size(self, rollout_id: str, attempt: int) -> int:
@@ -150,9 +150,9 @@ class Journal(ABC):
     ) -> Sequence[JournaledRollout]:
         """Return an owner's rollouts with sequence numbers above `after`, in order of acceptance.
 
-        With `newest_first`, return those with sequence numbers below `after`, in the reverse order. Then `after` 0
-        means no limit. They have no outcomes. The result has every rollout that matches the filter, and possibly
-        others. This method never blocks the event loop for long.
+        With `newest_first`, return those with sequence numbers below `after` in the reverse order; then `after` 0 means
+        no bound. The entries have no outcomes. Every rollout that matches the filter is included, and possibly others.
+        This method never blocks the event loop for long.
         """
 
     def find(self, rollout_id: str) -> Sequence[JournaledRollout]:
@@ -160,7 +160,7 @@ class Journal(ABC):
         return ()
 
     def find_by_key(self, owner: str, idempotency_key: str) -> str:
-        """Return the id of the rollout with this key, or an empty text if there is none."""
+        """Return the id of the rollout with this key, or "" if there is none."""
         return ""
 
     def unsettled(self) -> Sequence[JournaledRollout]:
@@ -175,7 +175,7 @@ class Journal(ABC):
         return 0.0
 
     def tombstones(self) -> Sequence[tuple[str, str, int, float]]:
-        """Return the cancels that add_tombstone() has kept: owner, rollout id, attempt, and remaining seconds."""
+        """Return the cancels that add_tombstone() stored: owner, rollout id, attempt, and remaining seconds."""
         return ()
 
     def version(self, digest: str) -> Mapping[str, str]:
@@ -185,12 +185,12 @@ class Journal(ABC):
     def has_room(self, owner: str) -> bool:
         """Return whether an owner may add a rollout.
 
-        An owner may do so if the budget is not full, or if the owner uses less than an even share of it.
+        That is so if the budget is not full, or if the owner uses less than an even share of it.
         """
         return True
 
     def rollout_folder(self, sequence: int) -> Path | None:
-        """Return the folder for the files of a rollout. None for a journal without files.
+        """Return the folder for the files of a rollout; None for a journal without files.
 
         The folder need not exist. It is deleted with the rollout, or before it if the files of all rollouts exceed the
         budget.

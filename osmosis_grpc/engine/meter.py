@@ -1,4 +1,4 @@
-"""The metrics of one rollout: counters, and how its time was spent."""
+"""Measures one rollout: counters, and how its time was spent."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,14 +7,14 @@ from typing import Any
 from osmosis_grpc.protocol.types import ChatResponse, OutcomeSummary, RolloutMetrics
 
 _MOST = 2**48
-"""Larger counts of tokens are ignored, because sums of such counts would not fit into their field."""
+"""Larger token counts are ignored, because their sums would not fit into the protocol's field."""
 _LONGEST = 3e11
 """The largest Duration, in seconds."""
 
 
 @dataclass(slots=True, eq=False)
 class Meter:
-    """Counts one rollout. Times are monotonic seconds."""
+    """The counters of one rollout. Times are monotonic, in seconds."""
 
     _accepted: float
     _started: float | None = None
@@ -57,7 +57,7 @@ class Meter:
     def answered(self, response: ChatResponse, prompt_ids: int, latency: float) -> None:
         """Count an answered chat.
 
-        `prompt_ids` is the length of the prompt. It is used if the usage of the reply does not have this length.
+        `prompt_ids` is the length of the prompt, for replies whose usage does not have it.
         """
         usage: Mapping[str, Any] = response.usage or {}
         reply_ids = len(response.tokens.ids) if response.tokens is not None else 0
@@ -83,8 +83,8 @@ class Meter:
     def total(self, now: float, tool_messages: Mapping[str, int]) -> RolloutMetrics:
         """Return the metrics at the end. `tool_messages` has the number of tool messages for each call id.
 
-        Tool calls are counted in three ways: those that execute_tool_calls runs, those that a message answers, and
-        those that the agent records. Each count may be too low, so the result is the largest one.
+        Tool calls are counted in three ways: calls that execute_tool_calls runs, calls that a message answers, and
+        calls that the agent records. Each count may be too low, so the result is the largest one.
         """
         self._tick(now)
         runs, recorded = self._runs, self._tool_calls

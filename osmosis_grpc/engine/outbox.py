@@ -1,31 +1,32 @@
 """Delivers each outcome to its trainer at least once.
 
-The theory ---------- A rollout is delivered when the trainer has answered its outcome, and the answer is in the
-journal. The outbox starts only after the end is committed. If the process crashes before the commit, the rollout runs
-again; after it, the next process delivers the same outcome with the same result id. The trainer recognizes the id, so
+Theory of operation. An outcome is delivered when the trainer has answered it and the answer is in the journal. The
+outbox starts only after the end is committed. If the process crashes before this commit, the rollout runs again. If it
+crashes after it, the next process delivers the same outcome with the same result id. The trainer recognizes the id, so
 it applies the outcome only once.
 
-There are three kinds of sending, and a rollout has at most one of each at a time:
+There are three ways of sending, and a rollout has at most one of each at a time:
 
 - The *first try* (_try) needs no task, because nearly all outcomes are accepted at once.
-- The *delivery* (_deliver) is the task that continues after a failed first try. It ends in one of four ways, and each
-  of them settles the rollout: a receipt; a refusal that no retry can change (FINAL); `record_ttl` is over (expired); a
-  higher attempt has replaced the rollout (superseded).
-- A *resend* (_resend) follows an equal Init for a rollout that is already settled, because the trainer that got the
-  outcome may be gone. No event records a resend. It gives up after `trainer_grace`.
+- The *delivery* (_deliver) is the task that continues after a failed first try. It ends, and settles the rollout, in
+  one of four ways: the trainer sends a receipt; the trainer refuses the outcome for good (FINAL); `record_ttl` is over
+  (expired); or a higher attempt has replaced the rollout (superseded).
+- A *resend* (_resend) follows if an equal Init arrives for a rollout that is already settled, because the trainer that
+  got the outcome may be gone. No event records a resend. It gives up after `trainer_grace`.
 
 The rules:
 
-- Only _settle() settles a rollout, and it does nothing if the rollout is settled. So a first try and a delivery that
-  both get an answer count once.
+- Only _settle() settles a rollout, and it does nothing if the rollout is settled already. So if both the first try and
+  the delivery get an answer, only one counts.
 - `undelivered` is counted in one place, _count(), for the outbox and the tenant together.
 - If the rollout gets a new callback address, its calls are cancelled (Record.restart_calls), and the next try goes to
-  the new peer at once, because the trainer has not failed. Only a cancel of the delivery's own task leaves the outcome
-  undelivered, for the next process.
-- An equal Init during an open delivery does not start a second one. But the call of this delivery may be older than the
-  Init and does not answer it, so a resend follows (_resend_after).
-- If the trainer sent a pause, it is used. Otherwise pauses grow, and end early when another call shows that the trainer
-  is back (Destinations). Two waits in a row never end early, so that one bad outcome is not sent after each chat.
+  the new peer at once, because the trainer has not failed. Only if the delivery's own task is cancelled, the outcome
+  stays undelivered, for the next process.
+- An equal Init during an open delivery does not start a second one. But the open call may be older than the Init, and
+  so not answer it. Therefore a resend follows the delivery (_resend_after).
+- If the trainer sent a retry_after, the pause is that long. Otherwise pauses grow, and end early when another call
+  shows that the trainer is back (Destinations). Of two waits in a row, only one may end early, so that an outcome that
+  always fails is not sent after each chat.
 - An error in the outbox's own code settles nothing. The supervisor starts the delivery again.
 """
 
@@ -51,9 +52,9 @@ DELIVER = job("engine.deliver", OnFailure.RESTART)
 RESEND = job("engine.resend", OnFailure.RESTART)
 
 FINAL = (InvalidArgument, Aborted, Unimplemented)
-"""The trainer will never record an outcome that it refuses with one of these errors, so there is no retry."""
+"""If a trainer refuses an outcome with one of these errors, it will never record it, so there is no retry."""
 MAX_RESENDS = 1024
-"""The most resends that are open at the same time."""
+"""At most this many resends are open at once."""
 
 
 class Outbox:
@@ -64,7 +65,7 @@ class Outbox:
         self._closed = False
         self._resends: set[Hashable] = set()
         self._resend_after: set[Record] = set()
-        """The rollouts for which an equal Init came while the first delivery was open. A resend follows."""
+        """The rollouts for which an equal Init came during the delivery. A resend follows."""
         self.attempts = 0
         """The number of tries of all deliveries. Resends are not counted."""
         self.undelivered = 0
@@ -72,7 +73,7 @@ class Outbox:
         """The number of outcomes that were not delivered within record_ttl."""
 
     def put(self, record: Record) -> None:
-        """Start to deliver the outcome of an ended rollout. Only the retries run in a task of their own."""
+        """Start to deliver the outcome of an ended rollout. Only retries need a task."""
         if not record.delivery.undelivered:
             self._count(record, 1)
         if not self._closed:
@@ -84,7 +85,7 @@ class Outbox:
         self._call(record).add_done_callback(over)
 
     def give_up(self, record: Record) -> None:
-        """Settle a rollout without a delivery. A higher attempt has replaced the rollout before its first delivery."""
+        """Settle a rollout without a delivery, because a higher attempt replaced it before the first try."""
         record.delivery.undelivered = False
         self._context.log.append(record, events.Delivered(None, "superseded"), self._context.on_delivered)
 
@@ -114,7 +115,7 @@ class Outbox:
             self._begin_resend(record)
 
     def close(self) -> None:
-        """Begin no further delivery. The supervisor ends the open deliveries. Their outcomes stay undelivered."""
+        """Begin no further delivery. The supervisor ends the open ones, whose outcomes stay undelivered."""
         self._closed = True
 
     def _call(self, record: Record) -> "asyncio.Future[Receipt]":

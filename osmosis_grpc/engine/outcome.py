@@ -1,4 +1,4 @@
-"""Builds the outcome of a rollout: its terminal report."""
+"""Builds the outcome of a rollout, which is its final report."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,7 +14,7 @@ from osmosis_grpc.protocol.types.samples import ROLLOUT_CUTS
 
 _COMPLETED = OutcomeStatus.COMPLETED
 _UNTOLD = frozenset({"", "stop", "final_answer"})
-"""The default finish reasons of agents, which do not show whether the last reply was cut."""
+"""The default finish reasons of agents. They do not tell whether the last reply was cut."""
 
 
 def build_outcome(record: Record, termination: Termination, result_id: str, now: float) -> RolloutOutcome:
@@ -46,9 +46,9 @@ def build_outcome(record: Record, termination: Termination, result_id: str, now:
 
 
 def _ended_by(termination: Termination, reason: str) -> Termination:
-    """Return the termination of a rollout whose main conversation did not end by itself. `reason` says how it ended.
+    """Return the termination of a rollout whose main conversation was cut. `reason` becomes the finish reason.
 
-    The finish reason is kept if the agent chose it, or if the rollout failed for another cause than the agent.
+    The old finish reason is kept if the agent chose it, or if the rollout failed for another cause than the agent.
     """
     chosen = termination.result.finish_reason if termination.result is not None else ""
     of_agent = termination.failure is None or termination.failure.reason is FailureReason.AGENT_EXCEPTION
@@ -60,8 +60,8 @@ def _ended_by(termination: Termination, reason: str) -> Termination:
 def _cut(samples: dict[str, Sample], termination: Termination, main: str) -> dict[str, Sample]:
     """Return the samples, marked with the limit that cut the rollout.
 
-    A rollout that ran out of time was cut in all samples. Any other limit cut only the main conversation. If a limit
-    cut the last reply of a sample, that limit is kept.
+    A timeout of the rollout cuts all samples. Any other limit cuts only the main conversation. If a limit cut the last
+    reply of a sample, the sample keeps that limit.
     """
     failure = termination.failure
     cut = ROLLOUT_CUTS.get(termination.finish_reason, "")
@@ -91,7 +91,7 @@ def bare_outcome(record: Record, termination: Termination, result_id: str) -> Ro
 
 
 def _conclude(termination: Termination, samples: Samples) -> dict[str, Any]:
-    """Give the agent's final messages to their sample. Return the extra fields. Raises InvalidArgument."""
+    """Put the agent's final messages into their sample. Return the extra fields. Raises InvalidArgument."""
     result = termination.result
     if result is None:
         return {}

@@ -1,4 +1,4 @@
-"""One attempt of one rollout: its record in the engine, and the states of its life."""
+"""Record: one attempt of one rollout in the engine, and the states of its lifecycle."""
 
 import asyncio
 import time
@@ -39,7 +39,7 @@ REPORTING lasts from the building of the outcome to the commit of the end.
 
 
 class LifecycleError(RuntimeError):
-    """Raised for a transition that TRANSITIONS does not have. This is a mistake in the engine."""
+    """Raised for a transition that is not in TRANSITIONS. This is a bug of the engine."""
 
 
 def advance(state: RolloutState, following: RolloutState) -> RolloutState:
@@ -59,9 +59,9 @@ class Tenant:
     """The number of used slots."""
     undelivered: int = 0
     repeats_ids: bool = False
-    """Whether a prompt of the trainer has repeated ids of an older chat, which had to be read from the journal.
+    """Whether a prompt of the trainer repeated ids of an older chat, so that they had to be read from the journal.
 
-    From then on, the ids of all chats are kept."""
+    From then on, the ids of all chats are kept in memory."""
     lost: bool = False
     """Whether the trainer was away for longer than the grace period."""
     away_since: float | None = None
@@ -76,7 +76,7 @@ As the argument of Peer.abandon, an empty sample means all samples, and chat num
 
 
 def _ignore(chat: ChatKey, reason: AbandonReason, /) -> None:
-    """Do nothing: the peer cannot stop a sampling."""
+    """Do nothing: this peer cannot stop sampling."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class Peer:
     trainer_run: str = ""
     """A public name for the run of the trainer. Empty if the run has no name."""
     destination_key: object = None
-    """Equal for all peers at one trainer address. None if no other peer has the same address."""
+    """A key that all peers at one trainer address share. None if no other peer has the same address."""
     abandon: Callable[[ChatKey, AbandonReason], None] = _ignore
     """Called when replies to open chats are no longer wanted, with the reason.
 
@@ -134,19 +134,19 @@ class Run:
     If so, the agent starts only after the event Started is committed. Then the next process can count a crash.
     """
     recording: Recording | None = None
-    """The chats from before the restart of the server. None if the agent does not run again."""
+    """The chats from before a restart of the server. None if the agent does not run again."""
     original: ForkedChats | None = None
-    """The recorded chats of the rollout from which this one forks. None without a fork, or if it has all replies."""
+    """The recorded chats of the rollout from which this one forks. None without a fork, or if they are gone."""
     session: Any = None
     """The RolloutSession of the running agent."""
     task: "asyncio.Task[Any] | None" = None
     timers: list[asyncio.TimerHandle] = field(default_factory=list)
     doing: dict[object, tuple[tuple[object, ...], float]] = field(default_factory=dict)
-    """The open chats and tools, the newest last. Each has a description and the time when it began."""
+    """The open chats and tools, the newest last, each with a description and its start time."""
     did: tuple[object, ...] = ()
     """The description of the chat or tool that ended last."""
     called: tuple[str, ...] = ()
-    """The tools that the newest reply calls."""
+    """The names of the tools that the newest reply calls."""
     progress_time: float = 0.0
     """The time of the newest event or tool call, in Unix seconds."""
     progress: float = 0.0
@@ -166,11 +166,11 @@ class Delivery:
     """The outbox's part of a record: the end of the rollout, and whether the outcome is delivered."""
 
     report: events.Ended | None = None
-    """The end. It is set when it is appended to the log, and does not change after that."""
+    """The event that ends the rollout. It is set when it is appended to the log, and does not change after that."""
     outcome: RolloutOutcome | None = None
     """The outcome. It is set when the end is committed."""
     summary: OutcomeSummary | None = None
-    """The summary of an outcome that was read from the journal. None: it is made from the outcome."""
+    """The summary of the outcome. None until it is read from the journal or made from the outcome."""
     ended_by: EndedBy = EndedBy()
     end_time: float | None = None
     ended: float | None = None
@@ -213,7 +213,7 @@ class Record:
     """Done when the rollout is accepted. If the rollout is refused, it has an exception."""
     state: RolloutState = RolloutState.ACCEPTED
     sequence: int = 0
-    """Gives the order of acceptance. 0 before the acceptance."""
+    """The position in the order of acceptance. 0 before the acceptance."""
     agent_loop: str = ""
     tools: Sequence[ToolDict] = ()
     cancel_reason: str | None = None
@@ -307,7 +307,7 @@ class Record:
             self._repointed.set()
 
     def restart_calls(self) -> None:
-        """Cancel the open calls and end every wait. The callers then call the present peer."""
+        """Cancel the open calls, and end every wait. The callers then call the current peer."""
         self.wake()
         self.cancel_calls()
 

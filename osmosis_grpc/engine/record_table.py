@@ -20,7 +20,7 @@ from osmosis_grpc.supervise import System
 MESSAGE_BYTES = 256
 """The approximate memory of a message without its texts, in bytes."""
 SLICE = 200
-"""After a sweep has dropped this many records, other tasks run."""
+"""A sweep lets other tasks run each time it has dropped this many records."""
 PAGE = 256
 """The number of entries that are read from the journal at once."""
 
@@ -55,7 +55,7 @@ class RecordTable:
         self._keys: dict[tuple[str, str], str] = {}
 
     def find(self, rollout_id: str, attempt: int) -> Record | None:
-        """Return one attempt, or None if the attempt is not known."""
+        """Return one attempt, or None if it is unknown."""
         record = self._records.get(rollout_id, {}).get(attempt)
         return record or next((r for r in self._cold(rollout_id) if r.attempt == attempt), None)
 
@@ -75,10 +75,10 @@ class RecordTable:
         return max([*attempts, *self._cold(rollout_id)], key=lambda record: record.attempt, default=None)
 
     def _cold(self, rollout_id: str) -> list[Record]:
-        """Return the attempts that are in the journal only.
+        """Return the attempts that are only in the journal.
 
-        Every unsettled rollout is in memory. If one is only in the journal, it was refused, because its commit was
-        reported as failed.
+        Every unsettled rollout is in memory. An unsettled one that is only in the journal was refused, because its
+        commit was reported as failed, so it is left out.
         """
         known = self._records.get(rollout_id, {})
         found = (entry for entry in self._journal.find(rollout_id) if entry.settled)
@@ -98,7 +98,7 @@ class RecordTable:
     ) -> AsyncIterator[Record]:
         """Yield the owner's accepted records with higher sequence numbers, in order of acceptance.
 
-        With `newest_first`, yield those with lower sequence numbers, in the reverse order. Then 0 means no limit.
+        With `newest_first`, yield those with lower sequence numbers in the reverse order; then 0 means no bound.
         `limit` is the number of records that the caller needs. Some yielded records may not match the filter.
         """
         if where.only_unsettled:  # every unsettled rollout is in memory
@@ -116,7 +116,7 @@ class RecordTable:
             for entry in page:
                 sequence = entry.sequence
                 record = self._by_sequence.get(sequence)
-                if record is None and not entry.settled:  # it was settled after the read, or it was refused
+                if record is None and not entry.settled:  # either settled after it was read, or refused
                     cold = self._cold(entry.init.request.rollout_id)
                     record = next((found for found in cold if found.sequence == sequence), None)
                 if record is not None or entry.settled:
@@ -150,7 +150,7 @@ class RecordTable:
         return list(self._live)
 
     def add(self, record: Record) -> None:
-        """Add a record that is being accepted, or that another process has accepted."""
+        """Add a record that is being accepted, or that an earlier process accepted."""
         if record.sequence:
             self._by_sequence[record.sequence] = record
         self._records.setdefault(record.rollout_id, {})[record.attempt] = record
@@ -206,7 +206,7 @@ class RecordTable:
             self._settled.pop(record.owner, None)
 
     def check_alias(self, request: RolloutRequest, owner: str) -> None:
-        """Raise AlreadyExists if the request's idempotency_key and rollout id do not belong together."""
+        """Raise AlreadyExists if the idempotency_key belongs to another rollout, or the rollout has another key."""
         key = request.idempotency_key
         named = self._aliases.get((owner, key)) if key else None
         if key and named is None:
@@ -223,7 +223,7 @@ class RecordTable:
             )
 
     def grow(self, record: Record, size: int) -> None:
-        """Count more bytes for a live record."""
+        """Add bytes to the size of a live record."""
         if record in self._live:
             self._live[record] += size
             self._sizes.add(record.owner, size)
@@ -270,7 +270,7 @@ class RecordTable:
     def drop_over_budget(self) -> None:
         """Drop settled records while the memory budget is exceeded.
 
-        The owner with the largest use loses its oldest records first. An owner below an even share loses no records.
+        The owner that uses most loses its oldest records first. An owner below an even share loses none.
         """
         while self._settled and self._memory > self._config.memory_budget:
             owner = max(self._settled, key=self._sizes.used)
@@ -300,5 +300,5 @@ class RecordTable:
 
 
 def _record_of(entry: JournaledRollout) -> Record:
-    """Return a record for a rollout that is in the journal only."""
+    """Return a record for a rollout that is only in the journal."""
     return Record.of(entry, _NO_PEER, Tenant(), 0.0, 0.0)

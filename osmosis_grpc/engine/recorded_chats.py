@@ -1,6 +1,6 @@
 """The recorded chats of a rollout. When the agent runs again, it gets the recorded replies.
 
-An outcome that refers to chats gets their messages and tokens from the record, too.
+If an outcome refers to chats, their messages and tokens also come from the record.
 """
 
 from collections import defaultdict
@@ -49,27 +49,27 @@ class Reply(NamedTuple):
 
     response: ChatResponse
     event_number: int
-    """0 if no event of this rollout recorded it yet."""
+    """0 if no event of this rollout has recorded the reply yet."""
     latency: float = 0.0
     forked: bool = False
     """Whether the reply was recorded in the rollout that this rollout forks from."""
 
 
 class ForkedChats:
-    """The recorded chats of the original of a fork, up to the chat from which it starts."""
+    """The recorded chats of a fork's original, up to the chat from which the fork starts."""
 
     def __init__(self, fork: Fork, trajectory: Iterable[TrajectoryEvent]) -> None:
-        """Read the events of the original up to the reply to the chat. `found` is whether there is one."""
+        """Read the events of the original up to the reply to that chat. `found` is whether there is such a reply."""
         self._rollout_id = fork.rollout_id
         self._questions: dict[ChatName, str] = {}
         self._ends: dict[ChatName, ChatResponse | events.ChatFailed] = {}
         self.found = False
         self.nbytes = 0
-        """About how many bytes the chats take in memory."""
+        """The approximate size of the chats in memory, in bytes."""
         self.answered: list[ChatName] = []
         """The chats that have a reply, in the order of the replies."""
         self.compares = True
-        """Whether a different chat is an error. Otherwise it gets the recorded reply, too."""
+        """Whether a chat that differs from the recorded one is an error. Otherwise it also gets the recorded reply."""
         self.folder: Path | None = None
         """The folder with the files of the original; None if there is none."""
         for event in trajectory:
@@ -90,9 +90,9 @@ class ForkedChats:
                 self._ends[kind.sample, kind.chat_number] = kind
 
     def reply(self, asked: events.ChatRequested) -> Reply | CallError | None:
-        """Return the recorded reply or error of a chat, or None if the trainer answers the chat.
+        """Return the recorded reply or error of a chat, or None if the trainer has to answer it.
 
-        Raises Diverged for a different chat.
+        Raises Diverged if the chat differs from the recorded one.
         """
         name = asked.sample, asked.chat_number
         end = self._ends.get(name)
@@ -115,15 +115,14 @@ class Recording:
         self.params: dict[ChatName, Mapping[str, Any]] = {}
         """The parameters of the chats, including pinned ones."""
         self.beside: dict[ChatName, tuple[int, ...]] = {}
-        """For each chat, the other chats of its sample that were open when it was first sent. Chats without any are
-        left out."""
+        """For each chat, the other chats of its sample that were open when it was first sent, if there were any."""
         self.began = False
         self.ran = False
         """Whether the agent ran in the last process that had the rollout."""
         self.progressed = False
         """Whether the agent got a new reply in the last process that had the rollout."""
         self.cancelled: str | None = None
-        """The reason of a cancel, or None if there was no cancel."""
+        """The reason of the cancel, or None if there was none."""
         running: defaultdict[str, dict[int, None]] = defaultdict(dict)
         for event in trajectory:
             kind = event.kind
@@ -151,7 +150,7 @@ class Recording:
                 self.cancelled = kind.reason
 
     def count(self, meter: Meter) -> None:
-        """Add the recorded replies to the metrics of a rollout. Its agent does not run again."""
+        """Add the recorded replies to the metrics of a rollout whose agent does not run again."""
         for response, _, latency, forked in self._replies.values():
             if forked:
                 continue
@@ -159,7 +158,7 @@ class Recording:
             meter.answered(response, prompt_ids, latency)
 
     def reply(self, asked: events.ChatRequested) -> Reply | None:
-        """Return the recorded reply of a chat, or None if there is none. Raises Diverged for a different chat."""
+        """Return the recorded reply of a chat; None if there is none. Raises Diverged if the recorded chat differs."""
         name = asked.sample, asked.chat_number
         before = self._questions.get(name)
         if before is not None and before != question(asked):
@@ -167,14 +166,14 @@ class Recording:
         return self._replies.get(name)
 
     def reached(self, fork: Fork) -> bool:
-        """Return whether the rollout has got the last reply of the original from which it forks."""
+        """Return whether the rollout has received the last reply that it takes from its original."""
         return (fork.sample, fork.chat_number) in self._replies
 
 
 def question(asked: events.ChatRequested) -> str:
     """Return a string that identifies the content of an agent's chat.
 
-    Pinned parameters are not part of it, because the trainer or the server may pin others by now.
+    It does not contain pinned parameters, because the trainer or the server may pin others by now.
     """
     body = [asked.parent_chat, list(asked.messages), dict(asked.agents_params), asked.purpose.value, asked.policy]
     return jsontext.canonical([*body, None if asked.tools is None else list(asked.tools)])
@@ -183,10 +182,7 @@ def question(asked: events.ChatRequested) -> str:
 def resolve_references(
     outcome: RolloutOutcome, trajectory: Callable[[str, int], Iterable[TrajectoryEvent]]
 ) -> RolloutOutcome:
-    """Return the outcome with all messages, and with the tokens of its segments.
-
-    `trajectory` returns the events of an attempt.
-    """
+    """Return the outcome with its references replaced by messages and tokens, from the events of `trajectory`."""
     if not has_references(outcome):
         return outcome
     referred = _has_referred_segments(outcome)
@@ -203,19 +199,19 @@ def resolve_references(
 
 
 async def resolve_from_journal(outcome: RolloutOutcome, store: Journal) -> RolloutOutcome:
-    """Return the result of resolve_references(). The trajectory is read and decoded outside the event loop."""
+    """Call resolve_references() with events from the journal, read and decoded outside the event loop."""
     if not has_references(outcome):
         return outcome
     return await store.read_apart(lambda trajectories: resolve_references(outcome, trajectories))
 
 
 async def assembler_from_journal(rollout_id: str, attempt: int, sample: str, store: Journal) -> SegmentBuilder:
-    """Return an assembler with the tokens of a sample's answered chats. They are read outside the event loop."""
+    """Return an assembler with the tokens of a sample's answered chats, read outside the event loop."""
     return await store.read_apart(lambda trajectories: _assembled(sample, *_chats(trajectories(rollout_id, attempt))))
 
 
 def has_references(outcome: RolloutOutcome) -> bool:
-    """Return whether an outcome refers to chats instead of having their messages or tokens."""
+    """Return whether an outcome refers to chats instead of containing their messages or tokens."""
     begins = (sample.begins for sample in outcome.samples.values())
     return _has_referred_segments(outcome) or any(ref is not None and not ref.prefix_len for ref in begins)
 
@@ -247,7 +243,7 @@ def _resolved(
     asked: Mapping[ChatName, events.ChatRequested],
     answered: Mapping[ChatName, events.ChatAnswered],
 ) -> tuple[PrefixChat | None, Sequence[Message]]:
-    """Return a conversation. If it begins with a reference to a chat, add the messages of this chat."""
+    """Return a conversation in full. If it begins with a reference to a chat, put the messages of that chat first."""
     if begins is None or begins.prefix_len:
         return begins, messages
     line, number = [begins.chat_number], asked[begins.sample, begins.chat_number].parent_chat
@@ -261,7 +257,7 @@ def _resolved(
 
 
 def _with_tokens(sample: Sample, segments: tuple[Segment, ...]) -> Sample:
-    """Return a sample with the segments of its chats in the log. It is not trainable if the log lacks a chat."""
+    """Return a sample with segments assembled from the log. If the log lacks one of its chats, it is not trainable."""
     if [segment.chats for segment in segments] == [segment.chats for segment in sample.segments]:
         return replace(sample, segments=segments)
     reason = "the journal does not have all of its chats, and this trainer did not answer them"

@@ -1,7 +1,8 @@
 """Continues the rollouts that the previous process left in the journal.
 
-A rollout is a suspect if the process has died several times while its agent ran without a new reply. Each suspect runs
-alone. Otherwise, an agent that kills the process would do so at every start, and no other rollout would ever end.
+A rollout is a suspect if the process has died several times while its agent ran without getting a new reply. Each
+suspect runs alone. Otherwise an agent that kills the process would do so at every start, and no other rollout would
+ever end.
 """
 
 import heapq
@@ -23,9 +24,9 @@ from osmosis_grpc.protocol.types.failure_reasons import DATA_LOSS
 log = logging.getLogger(__name__)
 
 SUSPECTED = 2
-"""When the process has died this many times, the rollout runs alone."""
+"""After the process has died this many times, the rollout runs alone."""
 CONVICTED = 4
-"""When the process has died this many times without a new reply to the agent, the rollout does not run again."""
+"""After the process has died this many times without a new reply to the agent, the rollout does not run again."""
 
 
 class Recovery:
@@ -36,14 +37,14 @@ class Recovery:
         self._runner = runner
         self._outbox = outbox
         self._before: set[tuple[str, int]] = set()
-        """The rollouts that run again. The next suspect waits until each of them has a new reply or has ended."""
+        """Rollouts that run again. The next suspect starts when each of them has got a new reply or has ended."""
         self._suspects: list[tuple[int, int, Record]] = []
 
     def recover(self, peer_of: Callable[[JournaledRollout], Peer]) -> Counter[str]:
-        """Continue every rollout that the previous process left, with the peer that `peer_of` returns for the rollout.
+        """Continue every rollout that the previous process left, with the peer that `peer_of` returns for it.
 
-        Returns, for the log, how many rollouts are delivered again, queued, run again, and ended. The suspects start
-        after the other rollouts.
+        Return, for the log, how many rollouts are delivered again, queued, run again, and ended. Suspects start after
+        the other rollouts.
         """
         left = [(entry, self._restore(entry, peer_of(entry))) for entry in self._context.journal.unsettled()]
         for entry, record in left:
@@ -125,7 +126,7 @@ class Recovery:
                 self._admit(record)
 
     def _resume(self, record: Record, recording: Recording, deaths: int) -> None:
-        """Run an agent again with its recorded replies. After too many deaths, run it alone or end its rollout."""
+        """Run an agent again with its recorded replies. After several deaths, run it alone, or end its rollout."""
         if deaths >= CONVICTED:
             why = f"the server's process died {deaths} times while this agent ran, and it got no new reply in between"
             reason = FailureReason.CRASHED_SERVER
@@ -158,7 +159,7 @@ class Recovery:
             self._start_suspects()
 
     def _start_suspects(self) -> None:
-        """Start the suspect with the fewest deaths, if the suspects wait for no other rollout."""
+        """Start the suspect with the fewest deaths, if no other rollout has to come first."""
         while self._suspects and not self._before:
             record = heapq.heappop(self._suspects)[2]
             if record.run.termination is None and not record.run.parked:

@@ -13,13 +13,13 @@ from osmosis_grpc.protocol.types.rollout_info import EVERY
 
 
 class Rollouts:
-    """The rollouts in memory and in the journal, read only."""
+    """Read-only access to the rollouts in memory and in the journal."""
 
     def __init__(self, context: EngineContext) -> None:
         self._context = context
 
     def get(self, owner: str, rollout_id: str, attempt: int = 0) -> Record:
-        """Return an attempt of a rollout of the owner. With attempt 0, return the newest attempt. Raises NotFound."""
+        """Return an attempt of the owner's rollout; attempt 0 means the newest. Raises NotFound."""
         record = self._context.table.find(rollout_id, attempt) if attempt else self._context.table.accepted(rollout_id)
         if record is None or record.owner != owner or not record.accepted.done():
             raise NotFound(
@@ -42,8 +42,8 @@ class Rollouts:
     ) -> tuple[list[RolloutInfo], int]:
         """Return a page of the owner's rollouts after a sequence number, and the `after` of the next page.
 
-        The rows are in the order of acceptance, or with `newest_first` in the reverse order. `after` 0 means the first
-        page. If there is no next page, its `after` is 0.
+        The rows are in the order of acceptance, or with `newest_first` in the reverse order. Pass `after` 0 for the
+        first page. The returned `after` is 0 if there is no next page.
         """
         rows, more = await self.numbered_page(owner, after, limit, where, newest_first=newest_first)
         return [row for _, row in rows], rows[-1][0] if more else 0
@@ -99,9 +99,9 @@ class Rollouts:
         return state is not None and 0 < number <= state.chats
 
     def holds(self, owner: str, rollout_id: str, attempt: int) -> bool:
-        """Return whether the number of live rollouts stays the same after an Init of this attempt.
+        """Return whether an Init of this attempt would leave the number of live rollouts unchanged.
 
-        It stays the same if the attempt is known, or if the attempt replaces a live attempt.
+        That is so if the attempt is known, or if it replaces a live attempt.
         """
         known = self._context.table.highest(rollout_id)
         return known is not None and known.owner == owner and (known.attempt >= attempt or known.live)

@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 
 
 class RunControl(Protocol):
-    """The part of the runner that a session uses."""
+    """The methods of the runner that a session uses."""
 
     def supersede(self, record: Record) -> None:
         """End a rollout because the trainer has a higher attempt of it."""
@@ -57,14 +57,14 @@ class RunControl(Protocol):
         """End a rollout whose agent runs again and sends a different chat than in its earlier run."""
 
     def begin_grading(self, record: Record) -> None:
-        """End the time limit of the agent, and begin that of the grader."""
+        """End the agent's time limit, and start the grader's."""
 
     def free_slot(self, record: Record) -> None:
         """Give the slot of a rollout to another one. Idempotent."""
 
 
 class _Running:
-    """A chat or a tool that runs. `Run.doing` has it until its end."""
+    """A chat or a tool that is running. It is in `Run.doing` until its end."""
 
     __slots__ = ("_began", "_run", "_system", "_words")
 
@@ -93,7 +93,7 @@ class RolloutSession:
         self._runner = runner
         self._chats = ChatCalls(record, context)
         self._chat_tools: list[ToolDict] | None = None
-        """The tools of the newest chat with tools of its own. An agent at a base URL sends the same in each chat."""
+        """The tools of the newest chat that named its own. An agent at a base URL sends the same tools in each chat."""
         self._pinned = pinned_params(record.init.request, context.config.pin_sampling)
         self.samples = Samples(record.peer.any_role)
         self.calls = CallOrigins()
@@ -246,7 +246,7 @@ class RolloutSession:
             position = insert(state.conversation, messages, "messages")
             chat_tools = None if tools is None else tool_dicts(tools)
             if chat_tools is not None and chat_tools == self._chat_tools:
-                chat_tools = self._chat_tools  # the same object: it is encoded once
+                chat_tools = self._chat_tools  # the same object, so that it is encoded only once
             self._chat_tools = chat_tools or self._chat_tools
             passed = own_params(params, "params") if params else jsontext.NOTHING
         except InvalidArgument as error:  # the agent's arguments are wrong, so the agent gets a ValueError
@@ -358,7 +358,7 @@ class RolloutSession:
     async def _read_ids(self, sample: str, parent_chat: int, response: ChatResponse | None = None) -> None:
         """Read the tokens of a sample from the journal if state.lacks_ids(parent_chat, response).
 
-        If the journal does not have them, or cannot be read, the sample is not trainable. The rollout continues.
+        If the journal lacks them or cannot be read, the sample is not trainable, and the rollout continues.
         """
         record, state = self._record, self.samples[sample]
         while state.lacks_ids(parent_chat, response):
@@ -378,8 +378,8 @@ class RolloutSession:
     def _recorded(self, asked: events.ChatRequested) -> Reply | CallError | None:
         """Return the reply that this chat got before the restart of the server, or in the original of a fork.
 
-        Return the error of a chat that failed in the original, and None for a new chat. Raises RolloutEndedError if
-        this chat differs from the recorded one.
+        For a chat that failed in the original, return the error. For a new chat, return None. Raises RolloutEndedError
+        if this chat differs from the recorded one.
         """
         recording, original = self._record.run.recording, self._record.run.original
         try:

@@ -10,15 +10,15 @@ from osmosis_grpc.protocol.types import ChatReward, Message, Sample
 from osmosis_grpc.protocol.types.conversation_tree import Node, answered_call
 
 MAX_COMPONENTS = 64
-"""The most names of reward components for a sample, for a chat, or for the whole rollout."""
+"""The largest number of named reward components of a sample, of a chat, or of the whole rollout."""
 MAX_NAME_CHARS = 64
-"""The most characters of such a name."""
+"""The largest number of characters in such a name."""
 
 MAX_REWARDS = 16_384
-"""The most rewards and components of one rollout. With the longest names, they take less than 5 MiB."""
+"""The largest number of rewards and components of one rollout. With the longest names, they take less than 5 MiB."""
 
 _Parts = dict[str, float]
-"""The rewards of a sample or a chat by the name of the component. The reward itself has an empty name."""
+"""The rewards of a sample or a chat by the name of the component. The reward itself has the name ""."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Rewards:
         self._names: dict[tuple[str, int], int] = {}
 
     def set(self, value: float, sample: str, chat: int = 0, name: str = "") -> None:
-        """Set a reward. Raises ValueError for a wrong name of a component, and for too many names.
+        """Set a reward. Raises ValueError for an invalid component name, and for too many names.
 
         `sample` is empty for the whole rollout, and `chat` is 0 for a whole sample. `name` is empty for the reward
         itself.
@@ -75,7 +75,7 @@ class Rewards:
 
 
 def check_name(name: object) -> None:
-    """Raise ValueError for the name of a component that is not 1 to 64 printable characters."""
+    """Raise ValueError unless the name of a component is a str of at most 64 printable characters."""
     if not isinstance(name, str):
         raise ValueError(f"name: is a {type(name).__name__}, not a str")
     if len(name) > MAX_NAME_CHARS:
@@ -131,8 +131,8 @@ class Samples(dict[str, RunningSample]):
     def conclude(self, messages: Sequence[Any], field: str) -> None:
         """Use copies of the agent's final messages as the conversation of the sample to which they belong.
 
-        This is `main` or, without `main`, the sample that has most of the messages, or else the first one. Raises
-        InvalidArgument.
+        That sample is `main`. Without `main`, it is the sample that shares most of the messages, or else the first one.
+        Raises InvalidArgument.
         """
         name = self.main
         if "main" not in self and len(self) > 1 and all(isinstance(message, dict) for message in messages):
@@ -153,15 +153,15 @@ class Samples(dict[str, RunningSample]):
         return "main" if "main" in self or not self else next(iter(self))
 
     def end_reason(self) -> str:
-        """Return why the main conversation ended: the finish reason of its last reply, or a limit.
+        """Return why the main conversation was cut: the finish reason of its last reply, or a limit.
 
-        Return an empty text if it ended by itself.
+        Return "" if it ended by itself.
         """
         state = self.get(self.main)
         return "" if state is None else state.last_reason(self._end) or state.limit
 
     def release(self) -> None:
-        """Free all conversations, see Conversation.release()."""
+        """Free all conversations. See Conversation.release()."""
         for state in (*self.values(), self._unsampled):
             if state is not None:
                 state.conversation.release()
@@ -185,7 +185,7 @@ class Samples(dict[str, RunningSample]):
     def assembled(self, *, refer: bool) -> dict[str, Sample]:
         """Return the samples that have a reply of the policy.
 
-        If the agent's final messages belong to no such sample, they make a sample without segments.
+        If the agent's final messages belong to no such sample, add a sample for them that has no segments.
         """
         concluded, final = self._final or ("", None)
         made = {}

@@ -1,8 +1,9 @@
 """Runs agents, and ends each rollout exactly once.
 
 An agent runs in a plain asyncio task. Its rollout ends with a result, a cancel or the deadline, whichever comes first.
-If the agent does not stop, it is cancelled again after 1 s and after 3 s. If it still runs then, the rollout ends, and
-the agent's task is abandoned: the context refuses every call, and the slot stays in use until the task ends.
+If a cancelled agent does not stop, it is cancelled again after 1 s and after 3 s. If it still runs after that, the
+rollout ends, and the agent's task is abandoned: the context refuses every call, and the slot stays in use until the
+task ends.
 """
 
 import asyncio
@@ -62,7 +63,7 @@ class Runner:
 
     @property
     def longest_stop(self) -> float:
-        """The longest time, in seconds, that it takes to end a running rollout."""
+        """The longest time that it takes to end a running rollout, in seconds."""
         return (self._context.config.stop_again_after or (0.0,))[-1] + 2 * AFTER_LAST_CANCEL
 
     def admit(self, record: Record) -> None:
@@ -83,7 +84,7 @@ class Runner:
         self.decide(record, self._timed_out(record))
 
     def decide(self, record: Record, termination: Termination) -> bool:
-        """Decide how a rollout ends, and end it. Return False if the end was decided before."""
+        """Decide how a rollout ends, and end it. Return False if that was already decided."""
         if record.run.termination is not None:
             return False
         record.run.termination = termination
@@ -117,7 +118,7 @@ class Runner:
         self._carry_out(record)
 
     def cancel(self, record: Record, reason: str) -> None:
-        """Cancel a rollout. The cancel is written to the log first, so that it takes effect even after a crash."""
+        """Cancel a rollout. First write the cancel to the log, so that it takes effect even after a crash."""
         self._context.log.append(record, events.CancelAsked(reason))
         self.decide(record, Termination.cancelled(reason))
 
@@ -136,9 +137,9 @@ class Runner:
         self.decide(record, Termination.server_failed(FailureReason.REPLAY_DIVERGED, why, "replay"))
 
     def begin_grading(self, record: Record) -> None:
-        """End the time limit of the agent, and begin that of the grader.
+        """End the agent's time limit, and start the grader's.
 
-        Raises RolloutEndedError if the agent's time has run out, also if the agent has ignored its cancel.
+        Raises RolloutEndedError if the agent's time has run out, even if the agent ignored its cancel.
         """
         run, now, seconds = record.run, self._context.system.monotonic(), record.init.request.grader_timeout
         seconds = self._context.config.agent_timeout if seconds is None else seconds
@@ -196,7 +197,7 @@ class Runner:
         failpoints.reach("rollout.started")
 
     def _stopped(self, record: Record, error: BaseException) -> None:
-        """Add the line at which a timeout stopped an agent or a grader to the failure."""
+        """If a timeout stopped an agent or a grader, add the line at which it was to the failure."""
         ended = record.run.termination
         if ended is not None and ended.status is OutcomeStatus.DEADLINE_EXCEEDED and ended.failure is not None:
             record.run.termination = dataclasses.replace(ended, failure=ended.failure.raised_at(error))
@@ -209,7 +210,7 @@ class Runner:
         self._context.supervisor.call(AGENT_OVER, self._over, record, task, report=partial(self.fail, record))
 
     def _over(self, record: Record, task: "asyncio.Task[Termination]") -> None:
-        """Decide how a rollout ends after its agent's task has ended. Build its outcome a little later."""
+        """Decide how a rollout ends after its agent's task has ended. Its outcome is built a little later."""
         if task in self.abandoned or record.run.parked:
             self.abandoned.discard(task)
             record.run.cancel_timers()
@@ -237,7 +238,7 @@ class Runner:
         self._context.supervisor.later(partial(call, AGENT_OVER, self._end, record, report=failed))
 
     def _stop(self, record: Record) -> None:
-        """Cancel the agent, several times if needed. If the agent never stops, its rollout ends without it."""
+        """Cancel the agent, several times if needed. If it never stops, its rollout ends without it."""
         assert record.run.task is not None
         task = record.run.task
         self._later(ABANDON, record, self.longest_stop - AFTER_LAST_CANCEL, self._abandon, record)
@@ -266,7 +267,7 @@ class Runner:
             self._stop(record)
 
     def _end(self, record: Record, *, free: bool = True) -> None:
-        """Build the outcome and commit it, once. If `free` is True, give back the slot after the commit."""
+        """Build the outcome and commit it, but only once. If `free` is True, give back the slot after the commit."""
         assert record.run.termination is not None
         if record.delivery.report is not None:
             return
@@ -309,7 +310,7 @@ class Runner:
             raise
 
     def _ended(self, record: Record, *, free: bool) -> None:
-        """Make a committed end visible, and deliver it. If this method raises, it is called once more."""
+        """Make a committed end visible, and deliver the outcome. If this method raises, it is called again."""
         assert record.delivery.report is not None and record.run.termination is not None  # noqa: PT018
         if record.delivery.ended is None:
             failpoints.reach("result.committed")
@@ -348,9 +349,9 @@ class Runner:
 def _timed_out(record: Record, blocked_at: str) -> Termination:
     """Return the termination of a rollout whose agent_timeout or grader_timeout ran out.
 
-    `blocked_at` is the line at which the agent or the grader blocked the event loop; empty if it did not. The boundary
-    depends on the activity of the rollout. If the agent sent more chats than max_turns, the boundary is always the
-    agent, because without the extra chats the rollout would have ended in time.
+    `blocked_at` is the line at which the agent or the grader blocked the event loop, or "" if it did not. The boundary
+    of the failure depends on what the rollout was doing. If the agent sent more chats than max_turns, the boundary is
+    always the agent, because the rollout would have ended in time without the extra chats.
     """
     request, run = record.init.request, record.run
     doing, turns = record.activity().description, request.max_turns

@@ -18,12 +18,12 @@ _PLAIN = {dict}
 """The types of the messages that need no conversion."""
 
 ConversationStart = tuple[list[Message], PrefixChat | None]
-"""A conversation, and a reference to the answered chat that the conversation begins with."""
+"""A conversation, and a reference to the answered chat with which it begins."""
 
 
 @dataclass(slots=True, eq=False)
 class RunningSample:
-    """One sample while its agent runs. `policy`, `parent` and `train` are those of Sample."""
+    """One sample while its agent runs. For `policy`, `parent` and `train`, see Sample."""
 
     policy: str = ""
     parent: ChatRef | None = None
@@ -35,41 +35,41 @@ class RunningSample:
     dropped: frozenset[int] = frozenset()
     """The chats whose replies the agent dropped with ctx.drop()."""
     forked: frozenset[int] = frozenset()
-    """The chats that got their recorded replies from the original of a fork."""
+    """The chats whose replies were recorded in the original of a fork."""
     newest: Node | None = None
     """The policy's reply to the newest answered chat."""
     limit: str = ""
-    """The limit that ended the conversation after its newest chat; see Sample.cut. Empty if none did."""
+    """The limit that cut the conversation after its newest chat, or "" if none did. See Sample.cut."""
     _assembler: SegmentBuilder = field(default_factory=SegmentBuilder)
     _refers: bool = False
-    """Whether logprobs, extras and ids of earlier chats are not kept here, because the trainer has them."""
+    """Whether logprobs, extras and ids of earlier chats are dropped here, because the trainer has them."""
     _keeps: bool = False
-    """Whether all of them are kept, because a chat needed ids that had not been kept."""
+    """Whether all of these are kept, because a chat needed ids that had been dropped."""
     _reasons: dict[int, str] = field(default_factory=dict)
-    """The finish reasons of the replies that did not end by themselves."""
+    """The finish reasons of the replies that did not end by themselves, by the number of the chat."""
     _forms: dict[int, Hashable] = field(default_factory=dict)
-    """The chats' parameters about the form of their replies, see dropped_chats(). Chats without any are left out."""
+    """For each chat, its parameters about the form of the reply, if it has any. See dropped_chats()."""
     _open: dict[int, Node] = field(default_factory=dict)
-    """The open chats, and the last messages of their histories."""
+    """The open chats, each with the last message of its history."""
     _beside: dict[int, list[int]] = field(default_factory=dict)
-    """The chats that were open when an equal one was sent, under the number of the later one."""
+    """For each chat, the chats with the same history that were open when it was sent, if there were any."""
     _removed: list[Message] = field(default_factory=list)
     """The messages before `newest` that the agent has removed from its history, for example to shorten it."""
     _skipped: int = 0
-    """`_removed` stands for this many messages at the beginning of the newest history."""
+    """`_removed` replaces this many messages at the beginning of the newest history."""
 
     def __post_init__(self, any_role: bool) -> None:
         self.conversation = Conversation(any_role, same_meaning)
 
     def known_ids(self, parent_chat: int) -> Ids | None:
-        """Return the tokens of the chat with the number `parent_chat`, or None if it has no tokens here."""
+        """Return the tokens of the chat with the number `parent_chat`, or None if they are not kept here."""
         if self._assembler.lacks(parent_chat):
             return None
         ids = self._assembler.tokens(parent_chat)
         return ids if len(ids) else None
 
     def known_reply(self, parent_chat: int) -> int:
-        """Return how many of the last ids of known_ids() are the reply of the chat; 0 if they are unknown."""
+        """Return how many of the last ids of known_ids() belong to the reply of the chat; 0 if that is unknown."""
         prompt, known = self._assembler.prompt(parent_chat), self.known_ids(parent_chat)
         return 0 if prompt is None or known is None else len(known) - len(prompt)
 
@@ -108,11 +108,11 @@ class RunningSample:
         keep_ids: bool = False,
         forked: bool = False,
     ) -> int:
-        """Add the tokens of a reply. Return the length of the prompt. `forked` is that of SegmentBuilder.add().
+        """Add the tokens of a reply. Return the length of the prompt. For `forked`, see SegmentBuilder.add().
 
-        With `refer`, the outcome is going to refer to the chat. The logprobs and extras of the reply are then not kept
-        here, and without `keep_ids` neither are the ids of earlier chats. If lacks_ids(parent_chat, response), the
-        sample is not trainable. Raises ReplyUnreadable if the tokens do not fit the earlier chats.
+        With `refer`, the outcome will refer to the chat, so the logprobs and extras of the reply are not kept here, and
+        neither are the ids of earlier chats, unless `keep_ids` is set. If lacks_ids(parent_chat, response), the sample
+        is not trainable. Raises ReplyUnreadable if the tokens do not fit the earlier chats.
         """
         tokens, refer = response.tokens, refer and not self._keeps
         if refer:
@@ -131,9 +131,10 @@ class RunningSample:
         return length or 0
 
     def ask(self, number: int, asked: Node, form: Hashable, open_before: Collection[int] = ()) -> None:
-        """Record the start of a chat. `form` has its parameters about the form of the reply, or is None.
+        """Record the start of a chat. `form` is a hash of its parameters about the form of the reply, or None.
 
-        `open_before` has the chats that were open when this one was sent before a restart. They may be answered by now.
+        If the chat was already sent before a restart, `open_before` has the chats that were open then. They may be
+        answered by now.
         """
         self.limit = ""
         if form is not None:
@@ -150,7 +151,7 @@ class RunningSample:
         self._open.pop(number, None)
 
     def answer(self, asked: Node, response: ChatResponse, number: int, purpose: ChatPurpose) -> None:
-        """Add a reply to the conversation. A judge's reply never becomes `newest`, and neither does a late one."""
+        """Add a reply to the conversation. A judge's reply or a late reply does not become `newest`."""
         reply = self.conversation.answer(asked, response.message, number)
         if purpose is not ChatPurpose.POLICY:
             return
@@ -161,10 +162,10 @@ class RunningSample:
             self.newest = reply
 
     def last_reason(self, end: Node | None = None) -> str:
-        """Return the finish reason of the conversation's last reply; empty if the reply ended by itself.
+        """Return the finish reason of the conversation's last reply, or "" if the reply ended by itself.
 
-        `end` is the last of the agent's final messages. An edit of the last reply by the agent makes no difference. If
-        the final messages have no reply, the newest one counts.
+        `end` is the last of the agent's final messages. It does not matter if the agent edited the last reply. If the
+        final messages contain no reply, the newest reply counts.
         """
         node, chat = end, 0
         while node is not None and node.parent is not None and not chat:
@@ -175,7 +176,7 @@ class RunningSample:
         return self._reasons.get(chat, "")
 
     def _drop(self, end: Node | None) -> None:
-        """Move the replies that the agent dropped to segments of their own. See last_reason() for `end`."""
+        """Move the replies that the agent dropped to their own segments. For `end`, see last_reason()."""
         last = self.newest if end is None else end
         if last is not None:
             undecided = self._beside.get(last.chat, ()) if end is None else ()
@@ -183,7 +184,7 @@ class RunningSample:
             self._assembler.drop(found | self.dropped)
 
     def _keep_removed(self, reply: Node) -> None:
-        """Keep the messages that a new history no longer has, if the history has the newest reply."""
+        """If a new history contains the newest reply but lacks messages before it, keep these messages."""
         old, node = self.newest, reply
         if old is None:
             return
@@ -203,7 +204,7 @@ class RunningSample:
     def up_to_newest(self, name: str) -> ConversationStart:
         """Return the conversation up to the newest reply. It is empty before the first reply.
 
-        It has the messages that the agent has removed from its history, too.
+        It includes the messages that the agent has removed from its history.
         """
         if self.newest is None:
             return [], None
@@ -221,8 +222,8 @@ class RunningSample:
 
         `end` is the last of the agent's final messages, if they belong to this sample.
 
-        If tokens are not kept here, its segments refer to chats, too. Before the outcome goes to a trainer without
-        these chats, the tokens are read from the journal.
+        The segments also refer to chats if tokens are not kept here. Before such an outcome is sent to a trainer that
+        does not have these chats, the tokens are read from the journal.
         """
         messages, begins = conversation
         reason = self._assembler.reason
@@ -244,7 +245,7 @@ class RunningSample:
         )
 
     def unsampled(self, messages: list[Message]) -> Sample:
-        """Return a sample with messages and without tokens."""
+        """Return a sample that has messages but no tokens."""
         return Sample(
             messages=messages,
             not_trainable_reason="the policy answered no chat of this sample",
@@ -287,7 +288,7 @@ def plain(messages: Any, field: str) -> list[Any]:
 
 
 def form_of(tools: Sequence[Mapping[str, Any]] | None, params: Mapping[str, Any], purpose: ChatPurpose) -> Hashable:
-    """Return a short form of a chat's parameters about the form of its reply, or None if there are none."""
+    """Return a hash of a chat's parameters about the form of its reply, or None if there are none."""
     functions = (tool.get("function") for tool in tools or ())
     names = [str(function.get("name")) for function in functions if isinstance(function, Mapping)]
     wanted = [jsontext.canonical({name: params[name]}) for name in _FORM if name in params]

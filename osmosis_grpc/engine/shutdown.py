@@ -15,13 +15,13 @@ from osmosis_grpc.protocol.types import FailureReason
 log = logging.getLogger(__name__)
 
 LAST_DELIVERIES = 3.5
-"""After the drain limit, the engine waits this many seconds for the last deliveries."""
+"""When the drain limit is over, the engine waits this many more seconds for the last deliveries."""
 
 
 class Shutdown:
     """Drains and closes the engine.
 
-    A drain refuses new rollouts. Closing ends the unfinished rollouts or leaves them to the next process.
+    During a drain, new rollouts are refused. Closing ends the unfinished rollouts, or leaves them to the next process.
     """
 
     def __init__(self, context: EngineContext, runner: Runner, outbox: Outbox) -> None:
@@ -30,7 +30,7 @@ class Shutdown:
         self.closing = False
         """Whether everything is refused."""
         self.restarting = False
-        """Whether the next process is about to start, and continues all rollouts that it can."""
+        """Whether the next process starts soon, and continues all rollouts that it can."""
         self._context = context
         self._runner = runner
         self._outbox = outbox
@@ -46,7 +46,7 @@ class Shutdown:
         self.draining = self.closing
 
     async def drained(self, limit: float, *, delivered: bool = True) -> bool:
-        """Wait until all rollouts have ended, and with `delivered` are delivered.
+        """Wait until all rollouts have ended, and with `delivered`, until all outcomes are delivered.
 
         Return False if `limit` seconds pass before that.
         """
@@ -61,7 +61,7 @@ class Shutdown:
         """Drain for at most `limit` seconds, then close.
 
         With `park`, the next process continues all rollouts that it can, and delivers all undelivered outcomes. The
-        limit is then the time of the other rollouts.
+        limit then applies only to the other rollouts.
         """
         self.drain()
         self.restarting = park
@@ -89,10 +89,10 @@ class Shutdown:
             )
 
     async def close(self, limit: float) -> None:
-        """End the unfinished rollouts FAILED (server, retryable). Try for `limit` seconds to deliver them.
+        """End the unfinished rollouts FAILED (server, retryable). Try for `limit` seconds to deliver their outcomes.
 
-        With a durable journal, rollouts that the next process can continue are parked instead. `limit` does not shorten
-        the time that agents have to stop.
+        If the journal is durable, rollouts that the next process can continue are parked instead. `limit` does not
+        shorten the time that agents have to stop.
         """
         self.draining = self.closing = True
         for record in self._context.table.live():

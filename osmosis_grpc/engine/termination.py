@@ -1,4 +1,4 @@
-"""Describes how a rollout ends: status, reason and failure. Only the first termination of a rollout counts."""
+"""Termination: how a rollout ends, with status, reason and failure. Only a rollout's first termination counts."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from osmosis_grpc.protocol.types import AbandonReason, Failure, FailureReason, O
 from osmosis_grpc.protocol.types.outcome import clip
 
 CANCEL_REASON = "cancel_reason"
-"""The key of an outcome's extra_fields with the reason that the caller gave for a cancel."""
+"""The key in an outcome's extra_fields for the reason that the caller of a cancel gave."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Tombstones are cancels that came before their Init. Each tombstone is kept for tombstone_ttl.
+"""Tombstones: cancels that came before their Init. Each is kept for tombstone_ttl.
 
 A confirmed cancel must take effect, so tombstones are never dropped to make room for new ones. If an owner has too
 many, its next cancel is refused.
@@ -18,7 +18,7 @@ _ANY_ATTEMPT = 2**32
 class Tombstones:
     """Keeps the tombstones, in memory and in the journal.
 
-    Each owner and rollout id has the highest cancelled attempt, and the time until which the tombstone is kept.
+    For each owner and rollout id, there is the highest cancelled attempt, and the time when the tombstone expires.
     """
 
     def __init__(self, config: EngineConfig, journal: Journal, system: System) -> None:
@@ -31,7 +31,7 @@ class Tombstones:
             self._owners.setdefault(owner, {})[rollout_id] = (attempt, now + seconds)
 
     def add(self, owner: str, rollout_id: str, attempt: int) -> None:
-        """Keep a cancel whose Init can still come. Attempt 0 means every attempt. Raises ResourceExhausted."""
+        """Keep a cancel whose Init may still come. Attempt 0 means every attempt. Raises ResourceExhausted."""
         now, ttl, most = self._system.monotonic(), self._config.tombstone_ttl, self._config.max_tombstones
         kept = self._owners.setdefault(owner, {})
         if rollout_id not in kept and len(kept) >= most:
@@ -58,7 +58,7 @@ class Tombstones:
         return sum(map(len, self._owners.values()))
 
     def sweep(self, now: float) -> None:
-        """Drop the cancels that are too old at the monotonic time `now`. The journal drops its own copies."""
+        """Drop the cancels that have expired at the monotonic time `now`. The journal drops its own copies."""
         for owner, kept in list(self._owners.items()):
             for rollout_id in [name for name, (_, until) in kept.items() if until <= now]:
                 del kept[rollout_id]

@@ -1,6 +1,6 @@
-"""Trainer addresses that could not be reached, and the deliveries that wait for them.
+"""Tracks trainer addresses that could not be reached, and the deliveries that wait for them.
 
-Each delivery is retried after a pause of its own. When a call to the trainer succeeds, its waiting deliveries are
+Each delivery is retried after its own pause. But when any call to the trainer succeeds, its waiting deliveries are
 retried at once, a limited number at a time.
 """
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from osmosis_grpc.engine.record import Record
 
 AT_ONCE = 16
-"""The most deliveries that are retried in parallel when a trainer is available again."""
+"""When a trainer is available again, at most this many deliveries are retried in parallel."""
 
 
 @dataclass(slots=True)
@@ -40,10 +40,10 @@ class Destinations:
         return sum(len(destination.retrying) for destination in self._destinations.values())
 
     async def wait(self, record: Record, seconds: float, key: object) -> bool:
-        """Wait for `seconds`. The wait ends early if the rollout is re-pointed or the address `key` is available.
+        """Wait for `seconds`, or less if the rollout is re-pointed or the address `key` becomes available.
 
-        If `key` is None, no address ends the wait. Return whether the address is available. If it is, the caller
-        retries the delivery and calls tried().
+        If `key` is None, no address ends the wait. Return whether the address is available. If so, the caller must
+        retry the delivery, and then call tried().
         """
         destination = Destination() if key is None else self._destinations.setdefault(key, Destination())
         destination.waiting[record] = None

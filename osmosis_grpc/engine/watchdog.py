@@ -1,7 +1,7 @@
-"""Warns about code that blocks the event loop, and about rollouts that run and make no progress.
+"""Warns about code that blocks the event loop, and about running rollouts that make no progress.
 
 A thread regularly schedules a callback on the loop. If the callback does not run in time, the watchdog finds the line
-that the loop's thread executes.
+that the loop's thread is executing.
 """
 
 import asyncio
@@ -31,16 +31,16 @@ class Watchdog:
         self._stop = threading.Event()
         self._thread: StartedThread | None = None
         self.on_lag: Callable[[float], object] = lambda seconds: None
-        """Called on the loop with the seconds that each answer took."""
+        """Called on the loop with the seconds that each callback was delayed."""
         self.blocked = 0
-        """How often the loop was blocked."""
+        """How many times the loop was blocked."""
         self.last = ""
-        """Where the loop was blocked last, as "file:line in function"."""
+        """Where the loop was last blocked, as "file:line in function"."""
         self.last_tool = ""
-        """The tool that blocked the loop last. Empty if no tool of execute_tool_calls ran at that time."""
+        """The tool that last blocked the loop, or "" if no tool of execute_tool_calls was running."""
         self._last_task = ""
         self.paused = False
-        """Set while a process starts. Its imports block the loop, but no rollout waits for the loop yet."""
+        """Set while a process starts: its imports block the loop, but no rollout waits for the loop yet."""
 
     def start(self, supervisor: Supervisor) -> None:
         """Begin to watch the running loop."""
@@ -55,7 +55,7 @@ class Watchdog:
             self._thread.join(timeout=2 * self._limit + 1)
 
     def _watch(self, loop: asyncio.AbstractEventLoop, thread: int) -> bool:
-        """Ask the loop for one answer. Return False after stop() and after the end of the loop."""
+        """Schedule one callback, and report if it is late. Return False after stop(), or if the loop has ended."""
         if self._stop.wait(self._limit):
             return False
         if self.paused:
@@ -81,7 +81,7 @@ class Watchdog:
         self.on_lag(self._monotonic() - asked)
 
     def blocked_at(self, task: str) -> str:
-        """Return where the task of this name blocked the loop, if no other task did so later; otherwise empty."""
+        """Return where the task with this name blocked the loop, or "" if it did not or another task did so later."""
         return self.last if task and task == self._last_task else ""
 
     def _report(self, frame: FrameType, task: str) -> None:
@@ -101,9 +101,9 @@ class Watchdog:
 
 
 def _callback(innermost: FrameType) -> list[FrameType]:
-    """Return the frames of the callback that the loop runs, the innermost frame first.
+    """Return the frames of the callback that the loop is running, the innermost frame first.
 
-    If the loop waits for events, return no frames.
+    If the loop is waiting for events, return no frames.
     """
     frames = []
     frame: FrameType | None = innermost
@@ -125,7 +125,7 @@ def _where(frames: list[FrameType]) -> str:
 
 
 MOST_LINES = 10
-"""The largest number of stalled rollouts that one sweep names. Further stalled rollouts are only counted."""
+"""One sweep names at most this many stalled rollouts. Further ones are only counted."""
 
 
 def warn_of_stalls(records: Iterable[Record], now: float, stalled_after: float) -> None:

@@ -1,8 +1,8 @@
 """Environments of other libraries as agents: their tasks, their episodes, and their rewards.
 
-`serve --env KIND:NAME` hosts one, and `-d env:KIND:NAME` reads its tasks. In Python, open_environment() does both: the
-environment goes where an agent loop goes, and task_requests() makes a trainer's requests. For an environment of your
-own, subclass Environment.
+`serve --env KIND:NAME` hosts an environment, and `-d env:KIND:NAME` reads its tasks. In Python, pass the result of
+open_environment() wherever an agent loop is expected, or to task_requests() to get the requests for a trainer. For an
+environment of your own, subclass Environment.
 """
 
 from osmosis_grpc.environments.environment import Environment, SeededEnvironment

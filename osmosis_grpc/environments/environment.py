@@ -1,4 +1,4 @@
-"""The base class of environments. It is the Runnable of each: it finds the task, plays it, and checks the score."""
+"""The base class of environments. It implements Runnable: it finds the task, plays it, and checks the score."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -18,29 +18,29 @@ from osmosis_grpc.protocol.types.json_values import loggable
 from osmosis_grpc.protocol.types.outcome import clip, with_type
 
 SECONDS = 300.0
-"""How long one call of a library may take, if the option `seconds` says nothing else. 0 means as long as it likes."""
+"""Default of the option `seconds`: the time limit of one call to a library. 0 means no limit."""
 TASKS = 100
-"""How many tasks an environment has whose tasks are seeds, if the option `tasks` says nothing else."""
+"""Default of the option `tasks`: the number of tasks of an environment whose tasks are seeds."""
 
 
 class Environment(ABC):
     """An environment of another library. One instance serves all rollouts at once.
 
     Args:
-        spec: Its name and its options. An option that the environment does not know is an error of its constructor:
-            it raises ValueError.
+        spec: The name and the options of the environment. The constructors of the adapters raise ValueError for an
+            unknown option.
     """
 
     distribution: ClassVar[str] = ""
-    """The package whose version decides about the tasks."""
+    """The package whose version determines the tasks."""
     replayable: ClassVar[bool] = True
-    """Whether an episode asks the same chats again for the same replies."""
+    """Whether an episode sends the same chats again when it gets the same replies."""
     lists_tools_without_request: ClassVar[bool] = False
 
     def __init__(self, spec: EnvironmentSpec) -> None:
         self.spec = spec
         self.options = dict(spec.options)
-        """The options that nobody has taken yet."""
+        """The options that no constructor has read yet."""
         self.seconds = self.number("seconds", SECONDS)
 
     @property
@@ -55,7 +55,7 @@ class Environment(ABC):
 
     @property
     def version(self) -> str:
-        """The package and its version; empty if there is none."""
+        """The package and its version, or "" if no package is named or installed."""
         try:
             return f"{self.distribution} {metadata.version(self.distribution)}" if self.distribution else ""
         except metadata.PackageNotFoundError:
@@ -67,16 +67,16 @@ class Environment(ABC):
 
     @abstractmethod
     def task(self, key: str) -> EnvironmentTask:
-        """Return a task. Raises LookupError if there is none with this key."""
+        """Return the task with this key. Raises LookupError if there is none."""
 
     @abstractmethod
     async def play(self, task: EnvironmentTask, episode: "Episode") -> Score:
         """Play one episode on the event loop, and return its score.
 
-        Everything of the library that may take long goes through episode.call().
+        Call every library function that may take long with episode.call().
 
         Args:
-            task: What task() has returned.
+            task: The return value of task().
             episode: Asks the model, and calls the library.
         """
 
@@ -85,11 +85,11 @@ class Environment(ABC):
         return f"{self.spec}#{key}"
 
     def number(self, name: str, default: float) -> float:
-        """Take an option that is a number from 0. Raises ValueError for another value.
+        """Remove an option and return its value, a number from 0. Raises ValueError for another value.
 
         Args:
             name: The option.
-            default: The value without the option.
+            default: The value if the option is missing.
         """
         value = self.options.pop(name, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
@@ -97,7 +97,7 @@ class Environment(ABC):
         return value
 
     def tools(self, request: RolloutRequest) -> Sequence[Any]:
-        """Return no tools: an environment offers them itself. Raises InvalidArgument if the request has no task."""
+        """Return no tools: each chat names its own. Raises InvalidArgument if the request has no task."""
         self._key(request)
         return ()
 
@@ -118,13 +118,13 @@ class Environment(ABC):
         """
 
     async def run(self, context: RolloutContext) -> RunOutcome:
-        """Play one episode. Every failure that is not the trainer's names the environment and the task."""
+        """Play one episode. A failure of the environment names the environment and the task."""
         key = self._key(context.request)
         episode = Episode(context, self.seconds)
         try:
             task = await episode.call(self._found, key)
             return self._outcome(await self.play(task, episode), episode)
-        except OsmosisRolloutError:  # of a chat, or the end of the rollout
+        except OsmosisRolloutError:  # a chat failed, or the rollout was ended
             raise
         except EnvironmentFault as fault:
             return self._failed(key, str(fault), fault.__cause__)
@@ -175,10 +175,10 @@ class Environment(ABC):
 
 
 class SeededEnvironment(Environment):
-    """An environment whose tasks are seeds: `tasks` of them, from `seed` on."""
+    """An environment whose tasks are seeds. The options are `seed`, the first one, and `tasks`, their number."""
 
     opening: Sequence[Message] = ()
-    """The messages of every task."""
+    """The first messages of every task."""
 
     def __init__(self, spec: EnvironmentSpec) -> None:
         super().__init__(spec)

@@ -1,8 +1,8 @@
-"""One episode of an environment: its conversations with the model, and its calls of the library.
+"""One episode of an environment: its conversations with the model, and its calls to the library.
 
-A library's calls run on threads, one at a time for an episode, and each has a time limit. A call that does not return
-keeps its thread; the episode ends without it. What close_with() has registered is closed once, however often the
-rollout is cancelled: after the episode, or by the thread itself if its call returns later.
+Calls to the library run on threads, one at a time for an episode, and each has a time limit. A call that does not
+return keeps its thread, and the episode ends without it. Functions registered with close_with() run once, even if the
+rollout is cancelled several times: after the episode, or on the thread of a call that returns later.
 """
 
 import asyncio
@@ -21,24 +21,24 @@ from osmosis_grpc.tools.uninterrupted import uninterrupted
 
 T = TypeVar("T")
 THREADS = 64
-"""At most this many calls of libraries run at once in a process."""
+"""At most this many calls to libraries run at once in a process."""
 _threads = DaemonThreads(THREADS, replaced=512, name="environments")
 
 
 class Episode:
-    """What the play() of an adapter works with.
+    """One episode, as an adapter's play() gets it.
 
     Args:
         context: The rollout.
-        seconds: The time limit of each call of the library.
+        seconds: The time limit of each call to the library. 0 means no limit.
     """
 
     def __init__(self, context: RolloutContext, seconds: float) -> None:
         self.context = context
         self.turns = 0
-        """How often the model was asked."""
+        """The number of chats so far."""
         self.conversations: dict[str, list[Message]] = {}
-        """The messages so far of each sample."""
+        """The messages of each sample so far, by the sample's name."""
         self._seconds = seconds
         self._lock = threading.Lock()
         self._busy = self._ended = False
@@ -47,16 +47,16 @@ class Episode:
 
     @property
     def max_turns(self) -> int:
-        """The most turns that the trainer's request allows."""
+        """The largest number of turns that the trainer's request allows."""
         return self.context.request.max_turns
 
     async def ask(
         self, *said: str | Message, sample: str = "main", tools: Sequence[Any] | None = None
     ) -> CompletionsResult:
-        """Add messages to a conversation, and return the model's reply, which is then a part of it.
+        """Add messages to a conversation, ask the model, add its reply, and return the reply.
 
         Args:
-            *said: What the environment says. A text is a message of the user.
+            *said: The messages of the environment. A string becomes a user message.
             sample: The conversation. Each begins with the messages of the request.
             tools: The tools of this chat, in OpenAI's format.
 
@@ -83,22 +83,22 @@ class Episode:
         """Call a function of the library on a thread, and return its result.
 
         Args:
-            function: The function. Its name is in the errors.
-            *args: Its arguments.
-            **kwargs: Its arguments by name.
+            function: The function. Errors contain its name.
+            *args: Its positional arguments.
+            **kwargs: Its keyword arguments.
 
         Raises:
-            EnvironmentFault: It raised, or took too long. `__cause__` is its exception.
+            EnvironmentFault: The function raised, or took too long. `__cause__` is the exception that it raised.
         """
         name = getattr(function, "__qualname__", None) or type(function).__name__
         return await self.wait(_threads.run(lambda: self._on_thread(function, args, kwargs)), name)
 
     async def wait(self, work: Awaitable[T], name: str) -> T:
-        """Await what an async library returns, with the same time limit and the same errors as call().
+        """Await an awaitable of an async library, with the same time limit and the same errors as call().
 
         Args:
-            work: What to await.
-            name: What it is, for the errors.
+            work: The awaitable.
+            name: Its name in errors.
         """
         try:
             async with asyncio.timeout(self._seconds or None) as limit:
@@ -109,14 +109,14 @@ class Episode:
             raise EnvironmentFault(f"{name} did not return within {self._seconds:g} s") from None
         except (asyncio.CancelledError, EnvironmentFault):
             raise
-        except BaseException as error:  # also SystemExit, which would end the server
+        except BaseException as error:  # includes SystemExit, which would end the server
             raise EnvironmentFault(f"{name} raised {with_type(error)}") from error
 
     def close_with(self, closer: Callable[[], object]) -> None:
-        """Call a function after the end of the episode, also if it fails or is cancelled.
+        """Register a function to run after the episode, even if the episode fails or is cancelled.
 
-        Call it where you open what the function closes: in the function that call() runs. If the rollout is cancelled
-        meanwhile, the thread closes it.
+        Register it where you open the resource: in the function that call() runs. If the rollout is cancelled before
+        that function returns, its thread runs the closer.
 
         Args:
             closer: The function. It is called on a thread, or awaited if it is async. It has the time limit of a call,
@@ -128,9 +128,9 @@ class Episode:
             self._closers.append(closer)
 
     async def end(self) -> None:
-        """Close what close_with() has registered. A call that still runs closes it when it returns.
+        """Run the functions registered with close_with(). If a call still runs, its thread runs them when it returns.
 
-        A cancellation takes effect when all is closed.
+        A cancellation takes effect after they have run.
         """
         with self._lock:
             self._ended = True

@@ -1,11 +1,11 @@
-"""Environments with reset() and step(), as Gymnasium has them, whose observations are texts or JSON.
+"""Environments with Gymnasium's reset() and step(), whose observations are text or JSON.
 
-Needs the extra `gymnasium`. The name is what gymnasium.make() takes, such as FrozenLake-v1 or package:Name-v0, or
-MODULE:CLASS for a class that is not registered. A task is a seed. `system` is the system message; options that are not
-those of steps.py are arguments of the environment. With render_mode=ansi, the model sees the rendered text, in which
-brackets stand for colours.
+Needs the extra `gymnasium`. The name is an id for gymnasium.make(), such as FrozenLake-v1 or package:Name-v0, or
+MODULE:CLASS for a class that is not registered. A task is a seed. The option `system` is the system message. Options
+that steps.py does not define are passed to the environment. With render_mode=ansi, the model sees the rendered text,
+with coloured characters in brackets.
 
-A reply for a Text space is the action as it is. For other spaces, the action is the last JSON value of the reply.
+If the action space is Text, the whole reply is the action. Otherwise the action is the last JSON value of the reply.
 """
 
 import importlib
@@ -30,14 +30,14 @@ except ImportError as error:
 __all__ = ["Gymnasium"]
 
 VALUE = re.compile(r"\[[^\[\]]*\]|\{[^{}]*\}|-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
-"""What can be an action in a reply: a flat list or object, or a number."""
+"""An action in a reply: a flat list or object, or a number."""
 COLOURED = re.compile(r"\x1b\[[0-9;]+m(.*?)\x1b\[0m", re.DOTALL)
 ENDS = {4: 1, 5: 2}
-"""How many values of a step's result say whether the episode has ended, by the length of the result."""
+"""The number of flags in a step's result that tell whether the episode has ended, by the length of the result."""
 
 
 class Gymnasium(SteppedEnvironment):
-    """One environment with reset() and step()."""
+    """One environment of Gymnasium."""
 
     distribution = "gymnasium"
 

@@ -1,7 +1,7 @@
-"""Ends the processes that a library has started when the server ends, even if the server is killed.
+"""When the server ends, or is killed, ends the processes that a library has started.
 
-Libraries start processes with the variables of the server. So one of these variables is the marker of a workspace,
-whose processes the reaper kills when this process dies (osmosis_grpc.tools.reaper).
+These processes inherit the environment variables of the server. One of the variables is the marker of a workspace. When
+this process dies, the reaper (osmosis_grpc.tools.reaper) kills every process with the marker.
 """
 
 import logging
@@ -16,11 +16,11 @@ log = logging.getLogger(__name__)
 
 _lock = Lock()
 _marked: dict[int, Workspace] = {}
-"""The workspace of this process, by forks()."""
+"""The workspace of this process, by the value of forks()."""
 
 
 def end_with_server() -> None:
-    """Let every process that is started from now on end with this one. It blocks."""
+    """Make every process that is started from now on end with this one. Blocks."""
     with _lock:
         if forks() in _marked:
             return

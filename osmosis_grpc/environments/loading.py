@@ -60,14 +60,14 @@ KINDS: dict[str, Kind] = {
 
 
 def open_environment(text: str | EnvironmentSpec) -> Environment:
-    """Return an environment.
+    """Open an environment and return it.
 
     Args:
-        text: KIND:NAME, and options as ,KEY=VALUE.
+        text: KIND:NAME[,KEY=VALUE...], or a spec.
 
     Raises:
         ValueError: There is no such kind or environment, or an option is wrong.
-        MissingExtraError: Its library is not installed.
+        MissingExtraError: The library of the environment is not installed.
     """
     spec = EnvironmentSpec.parse(text.removeprefix(PREFIX)) if isinstance(text, str) else text
     kind = KINDS.get(spec.kind)
@@ -77,10 +77,7 @@ def open_environment(text: str | EnvironmentSpec) -> Environment:
 
 
 def load_hosted(specs: Iterable[str], sources: ConfigSources | None = None) -> list[Any]:
-    """Return what load_configured() returns for agents, and an environment for each env:KIND:NAME.
-
-    Raises LoadError.
-    """
+    """Load the agents with load_configured(), and open an environment for each env:KIND:NAME. Raises LoadError."""
     named = list(specs)
     items = load_configured([each for each in named if not each.startswith(PREFIX)], sources)
     for each in named:

@@ -1,8 +1,8 @@
 """Resources servers of NeMo Gym, over HTTP. Needs the extra `nemo-gym`, which does not install NeMo Gym itself.
 
-The name is the URL of a running resources server, and `data` is the JSONL file of its tasks. An episode is what NeMo
-Gym's simple agent does: it seeds a session, asks the model, posts each tool call to the path of its name, and lets the
-server verify the whole response. The parts of the reward are the numbers of the verification that are not in the task.
+The name is the URL of a running resources server, and `data` is the JSONL file of its tasks. An episode works as NeMo
+Gym's simple agent: it seeds a session, asks the model, posts each tool call to the path /TOOL, and lets the server
+verify the whole response. Numbers in the answer to /verify that are not in the task are the parts of the reward.
 """
 
 import json
@@ -42,18 +42,18 @@ class NemoGym(Environment):
             raise ValueError(f"{self.name}: {data} is no file of tasks: {error!r}") from error
 
     def keys(self) -> Iterator[str]:
-        """Yield the numbers of the lines."""
+        """Yield the line numbers, from 0. Blank lines do not count."""
         return (task.key for task in self._tasks)
 
     def task(self, key: str) -> EnvironmentTask:
-        """Return the task of a line. Its data is the line."""
+        """Return the task of a line. Its data is the parsed line."""
         return self._tasks[position(key, len(self._tasks))]
 
     async def play(self, task: EnvironmentTask, episode: Episode) -> Score:
-        """Talk until a reply calls no tool, and return what the server says of it."""
+        """Chat until a reply calls no tool or is cut off, and return the score that the server gives."""
         row = task.data
         tools = [_chat_tool(tool) for tool in row["responses_create_params"].get("tools") or []]
-        no_limit = ClientTimeout(total=None)  # the episode has the limits
+        no_limit = ClientTimeout(total=None)  # the episode sets the time limits
         session = ClientSession(cookie_jar=CookieJar(unsafe=True), timeout=no_limit)
         episode.close_with(session.close)
 
@@ -103,7 +103,7 @@ def _chat_tool(tool: Json) -> Json:
 
 
 def _items(message: Message, turn: int) -> Iterator[Json]:
-    """Yield a reply in the form of OpenAI's Responses API."""
+    """Yield the output items of a reply, in the format of OpenAI's Responses API."""
     if message.get("content") or not message.get("tool_calls"):
         text = {"type": "output_text", "text": str(message.get("content") or ""), "annotations": []}
         yield {"type": "message", "id": f"msg-{turn}", "role": "assistant", "status": "completed", "content": [text]}

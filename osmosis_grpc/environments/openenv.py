@@ -1,10 +1,11 @@
-"""Environments of OpenEnv: one on a server, or one in this process. Needs the extra `openenv`.
+"""Environments of OpenEnv, on a server or in this process. Needs the extra `openenv`.
 
-The name is the URL of a server, or MODULE:CLASS of an Environment, of which each episode gets one of its own. A task is
-a seed of reset(); `reset` has more of its arguments, `system` is the system message, and steps.py has further options.
+The name is the URL of a server, or MODULE:CLASS of an Environment class, which each episode instantiates. A task is a
+seed for reset(). The options are `reset`, more arguments for reset(), `system`, the system message, and those of
+steps.py.
 
-A reply is the action: its text goes to the field `action`, by default the only one that an action needs. Without such a
-field, the last line of the reply that is a JSON object has the fields.
+The text of a reply goes to one field of the action. The option `action` names it; by default it is the only required
+field, if that is a string. Without such a field, the action is the last line of the reply that is a JSON object.
 """
 
 import contextlib
@@ -107,7 +108,7 @@ class OpenEnv(SteppedEnvironment):
 
 
 def _only_text(schema: dict[str, Any]) -> str:
-    """Return the only field that an action needs if it is a text, and otherwise an empty text."""
+    """Return the only required field of an action if it is a string, otherwise ""."""
     needed = schema.get("required", [])
     return needed[0] if len(needed) == 1 and schema["properties"][needed[0]].get("type") == "string" else ""
 

@@ -1,7 +1,7 @@
-"""Gives each episode global random numbers of its own, for libraries that draw from the modules random and numpy.
+"""Gives each episode its own global random state, for libraries that use the global generators of random and numpy.
 
-Episodes of such a library would draw from one stream, so that a seed would not decide what happens. Its calls run one
-at a time here, each with the state that the episode's last call has left.
+With one shared state, a seed would not determine what happens in an episode. So OwnRandomness runs calls one at a time,
+each with the state that the previous call of its episode has left.
 """
 
 import random
@@ -16,14 +16,14 @@ _LOCK = threading.Lock()
 
 
 class OwnRandomness:
-    """The global random numbers of one episode, which begin with a seed."""
+    """The global random state of one episode, initialised with a seed."""
 
     def __init__(self, seed: int) -> None:
         self._python = random.Random(seed).getstate()
         self._numpy: Any = np.random.RandomState(seed % 2**32).get_state()
 
     def call(self, function: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
-        """Call a function with the random numbers of the episode, and put back those of the process."""
+        """Call a function with the random state of the episode, then restore the state of the process."""
         with _LOCK:
             python, numpy = random.getstate(), np.random.get_state()
             random.setstate(self._python)

@@ -1,9 +1,9 @@
 """The data sets of reasoning-gym: one question, one answer, one score. Needs the extra `reasoning-gym`.
 
-The name is that of a data set, such as leg_counting. Options are the fields of its configuration, such as `size` and
-`seed`; the seed is 0 without one, because reasoning-gym would take another one each time. `system` names one of
-reasoning-gym's system prompts, and an empty text leaves it out. As in reasoning-gym's own evaluations, the answer is
-what the last <answer> of the reply has.
+The name is the name of a data set, such as leg_counting. Options are the fields of its configuration, such as `size`
+and `seed`. The default of `seed` is 0, because reasoning-gym would choose another seed each time. `system` names one of
+reasoning-gym's system prompts; with an empty value, there is none. As in reasoning-gym's own evaluations, the answer is
+the content of the last <answer> in the reply.
 """
 
 from collections.abc import Iterator
@@ -48,7 +48,7 @@ class ReasoningGym(Environment):
         return map(str, range(len(self._dataset)))
 
     def task(self, key: str) -> EnvironmentTask:
-        """Return the entry with a number. Its data is the entry."""
+        """Return the task of the entry with this number. Its data is the entry."""
         entry: dict[str, Any] = self._dataset[position(key, len(self._dataset))]
         answer = entry["answer"]
         return EnvironmentTask(

@@ -8,10 +8,10 @@ from types import MappingProxyType
 from typing import Any
 
 PREFIX = "env:"
-"""What stands before the name of an environment where the name of an agent or a file is expected."""
+"""The prefix that marks an environment where an agent or a file can be named."""
 KIND = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 NEXT_OPTION = re.compile(r",(?=[A-Za-z_][A-Za-z0-9_.]*=)")
-"""The comma before an option. Other commas belong to the name or to the value, as in size=[1,2]."""
+"""The comma before an option. Any other comma belongs to a name or a value, as in size=[1,2]."""
 FORM = "KIND:NAME[,KEY=VALUE...], for example reasoning-gym:leg_counting,size=50"
 
 
@@ -25,9 +25,9 @@ class EnvironmentSpec:
 
     @classmethod
     def parse(cls, text: str) -> "EnvironmentSpec":
-        """Return the spec that a text names. Raises ValueError for another text.
+        """Parse KIND:NAME[,KEY=VALUE...]. Raises ValueError for any other text.
 
-        A value is JSON if it can be read as JSON, and otherwise the text as it is.
+        A value is parsed as JSON. If it is not JSON, it is a string.
         """
         kind, colon, rest = text.partition(":")
         name, *pairs = NEXT_OPTION.split(rest)
@@ -47,7 +47,7 @@ class EnvironmentSpec:
         return f"{self.kind}:{self.name}"
 
     def __str__(self) -> str:
-        """Return the text with the options in order of their keys. Equal specs have equal texts."""
+        """Return the text of the spec, with the options sorted by key. Equal specs have equal texts."""
         pairs = (f",{key}={_text(value)}" for key, value in sorted(self.options.items()))
         return self.agent_name + "".join(pairs)
 
@@ -66,7 +66,7 @@ def _text(value: Any) -> str:
 
 
 def nested(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options whose names have dots as objects in objects: a.b=1 as {"a": {"b": 1}}."""
+    """Return options with dotted names as nested objects: a.b=1 becomes {"a": {"b": 1}}."""
     made: dict[str, Any] = {}
     for name, value in options.items():
         into, (*path, last) = made, name.split(".")

@@ -1,7 +1,7 @@
-"""Plays an environment that has a reset and steps: each reply is an action, and each step has a reward.
+"""Plays an environment with a reset and steps: each reply is an action, and each step has a reward.
 
-A reply that is no action costs a turn, and the model is told so. Several in a row end the episode, so that a model that
-has not learned the form yet gets the reward of what it did, and not a failure.
+A reply without a valid action costs a turn, and the model is told what is wrong. Several such replies in a row end the
+episode with the reward so far, not with a failure. So a model that has not learned the format yet still gets a reward.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -14,16 +14,16 @@ from osmosis_grpc.environments.port import Score, finite
 from osmosis_grpc.environments.spec import EnvironmentSpec
 
 INVALID = 3
-"""How many replies in a row without an action end an episode, if the option `invalid` says nothing else."""
+"""Default of the option `invalid`: this many replies in a row without a valid action end an episode."""
 
 
 class NoActionError(ValueError):
-    """A reply has no action. The text tells the model what an action is."""
+    """A reply has no valid action. The text tells the model what an action is."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What an environment answers to an action."""
+    """The result of an action. `news` is what the model reads next."""
 
     news: str
     reward: Any
@@ -33,10 +33,10 @@ class Step:
 
 
 class SteppedEnvironment(SeededEnvironment):
-    """The options that all environments with steps have.
+    """An environment with steps, and the options that all of them have.
 
-    `invalid` is the number of replies in a row without an action that end an episode. With `truncate`, an episode that
-    has not ended after `max_turns` gets the reward so far, and not a failure. `parts` lists keys of the last step's
+    After `invalid` replies in a row without a valid action, an episode ends. With `truncate`, an episode that has not
+    ended after `max_turns` ends with the reward so far instead of a failure. `parts` lists the keys of the last step's
     info that become parts of the reward.
     """
 
@@ -49,13 +49,13 @@ class SteppedEnvironment(SeededEnvironment):
     async def steps(
         self, episode: Episode, news: str, action_of: Callable[[str], Any], step: Callable[[Any], Awaitable[Step]]
     ) -> Score:
-        """Play to the end, and return the sum of the rewards.
+        """Play to the end, and return a score with the sum of the steps' rewards.
 
         Args:
             episode: The episode.
-            news: What the environment says first.
-            action_of: Returns the action of a reply. Raises NoActionError.
-            step: Takes an action.
+            news: The first message of the environment.
+            action_of: Parses a reply and returns its action. Raises NoActionError.
+            step: Sends an action to the environment.
         """
         total, count, invalid, in_a_row, info, reason = 0.0, 0, 0, 0, dict[str, Any](), ""
         while not reason:

@@ -1,4 +1,4 @@
-"""The tasks of an environment as rows of a dataset, and as requests of a trainer."""
+"""Converts the tasks of an environment to the rows of a dataset, and to the requests of a trainer."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -22,8 +22,8 @@ def task_requests(environment: Environment, prefix: str, **fields: Any) -> Itera
     """Yield a request for each task, for Trainer.groups() and Trainer.run().
 
     Args:
-        environment: Its tasks are made here, so its library has to be installed.
-        prefix: The beginning of the rollouts' ids. Choose another one each time, because an id runs once.
+        environment: The environment. Its library must be installed here too.
+        prefix: The prefix of the rollout ids. Choose a new one each time, because each id can run only once.
         **fields: More fields of each RolloutRequest, such as `max_turns`.
     """
     for number, row in enumerate(task_rows(environment)):

@@ -1,12 +1,12 @@
 """The games of TextArena. Needs the extra `textarena`.
 
-The name is that of a game, such as GuessTheNumber-v0. A task is a seed: the options are `tasks` and `seed`, `players`,
+The name is the name of a game, such as GuessTheNumber-v0. A task is a seed. The options are `tasks`, `seed`, `players`,
 and the arguments of the game. The policy plays every player. Player 0 is the sample `main`, and the others are
-`player-1` and so on, each with a conversation and a reward of its own.
+`player-1` and so on. Each has its own conversation and its own reward.
 
-A conversation only grows: each turn adds what the game says to the player since the last one, in the form in which
-TextArena shows it to models. The wrappers of a game that change actions are used, and those that rewrite the whole
-observation are not.
+A conversation only grows: each turn adds what the game has told the player since the player's last turn, in the format
+in which TextArena shows it to models. A game's wrappers are used if they change actions, but not if they rewrite the
+whole observation.
 """
 
 from functools import partial
@@ -57,7 +57,7 @@ class TextArena(SeededEnvironment):
         for players in range(1, MOST_PLAYERS + 1):
             try:
                 OwnRandomness(0).call(self._begun, players, 0)
-            except AssertionError:  # the game is for another number
+            except AssertionError:  # the game needs another number of players
                 continue
             except Exception:
                 break
@@ -87,7 +87,7 @@ class TextArena(SeededEnvironment):
 
 
 def _news(game: Any) -> tuple[int, str]:
-    """Return whose turn it is, and what the player has not heard yet. The player's own words are left out."""
+    """Return the player whose turn it is, and the messages that are new to the player, without the player's own."""
     inner = game
     while isinstance(inner, ta.core.Wrapper):
         inner = inner.env

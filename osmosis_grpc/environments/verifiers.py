@@ -1,12 +1,12 @@
-"""The tasksets of verifiers, played by its environments and harnesses. Needs the extra `verifiers`.
+"""The tasksets of the library verifiers, played by its environments and harnesses. Needs the extra `verifiers`.
 
-The name is the id of an installed taskset, such as gsm8k-v1. Options are those of verifiers' configuration of an
-environment, with dots: agent.harness={"id":"null"} is the one that only talks and calls tools, and taskset.NAME=VALUE
-is an option of the taskset. `tasks` limits how many tasks there are: 100 of an infinite taskset, else all. Without
-agent.runtime, programs run as subprocesses of the server.
+The name is the id of an installed taskset, such as gsm8k-v1. Options are the fields of verifiers' environment
+configuration, with dots: agent.harness={"id":"null"} chooses the harness that only chats and calls tools, and
+taskset.NAME=VALUE sets an option of the taskset. `tasks` limits the number of tasks; the default is 100 for an infinite
+taskset, and otherwise all. Without agent.runtime, programs run as subprocesses of the server.
 
-verifiers runs its program for each episode, and the program asks the base URL of the rollout. The parts of the reward
-are verifiers' weighted rewards, and its metrics.
+For each episode, verifiers runs a program, which sends its chats to the base URL of the rollout. The parts of the
+reward are verifiers' weighted rewards and its metrics.
 """
 
 import contextlib
@@ -31,11 +31,11 @@ except ImportError as error:
 __all__ = ["Verifiers"]
 
 NO_KEY = "OSMOSIS_ROLLOUT_NO_SUCH_KEY"
-"""A variable that is not set: the key of the rollout is a header."""
+"""The name of a variable that is not set, because the key of the rollout is sent in a header."""
 
 
 STAGES = ("setup", "finalize", "scoring")
-"""The stages of an episode in which verifiers does not ask the model."""
+"""The stages of an episode in which verifiers sends no chats."""
 TOO_LATE = {f"{stage}_timeout" for stage in STAGES}
 
 
@@ -57,7 +57,7 @@ class Verifiers(Environment):
             raise ValueError(f"{self.name}: it cannot be made: {error or type(error).__name__}") from error
 
     def _made(self, max_turns: int | None = None, own: Any = None) -> Any:
-        """Return the environment, with time limits for the stages that have none of their own."""
+        """Make the environment. Stages without a time limit of their own get the option `seconds`."""
         config = resolve_env_config(self._config)
         changed = {}
         for name, agent in config:
@@ -74,14 +74,14 @@ class Verifiers(Environment):
         return map(str, range(len(self._tasks)))
 
     def task(self, key: str) -> EnvironmentTask:
-        """Return the task at a position. Its data is verifiers' own."""
+        """Return the task at a position. Its data is the task object of verifiers."""
         task = self._tasks[position(key, len(self._tasks))]
         answer = getattr(task.data, "answer", None)
         label = answer if isinstance(answer, str) else None
         return EnvironmentTask(key=key, messages=_prompt(task.data), label=label, data=task)
 
     async def play(self, task: EnvironmentTask, episode: Episode) -> Score:
-        """Run an episode of verifiers, whose model is the rollout's base URL."""
+        """Run an episode of verifiers, with the rollout's base URL as its model."""
         context, request = episode.context, episode.context.request
         if request.messages and list(request.messages) != list(task.messages):
             raise EnvironmentFault("verifiers begins the conversation: send the messages of its dataset, or none")
@@ -99,7 +99,7 @@ class Verifiers(Environment):
         played = await env.run_episode(task.data, model)
         traces, errors = played.traces, [*played.errors, *(error for trace in played.traces for error in trace.errors)]
         late = [trace.stop_condition for trace in traces if trace.stop_condition in TOO_LATE]
-        if late:  # verifiers would say that it is well and has the reward 0
+        if late:  # verifiers reports such an episode as ok, with the reward 0
             raise EnvironmentFault(f"{late[0].partition('_')[0]} did not end within its time limit")
         if errors or not played.ok:
             raise EnvironmentFault(f"{errors[-1].type}: {errors[-1].message}" if errors else "the episode failed")

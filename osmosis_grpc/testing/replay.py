@@ -31,11 +31,11 @@ from osmosis_grpc.protocol.wire.status import from_code
 from osmosis_grpc.records.local_host import ONE, LocalHost, local_peer
 
 WIDTH = 100
-"""The most characters of one line in a difference."""
+"""A line of a difference has at most this many characters."""
 MESSAGE = 4 * WIDTH
 """A message of at most this many characters is shown on one line."""
 LINES = 40
-"""The most lines of a difference that are shown."""
+"""At most this many lines of a difference are shown."""
 STOPPED = {"until_turn": "stopped at --until-turn", "recording_ended": "the recording ends with the last chat"}
 """For each reason of an early stop, the text for people."""
 _ABSENT = object()
@@ -224,7 +224,7 @@ async def compare(
     Args:
         agent_loop: The agent.
         recorded: The rollout.
-        until_turn: Stop after so many chats.
+        until_turn: Stop after this many chats.
         show: Called with every chat.
 
     Raises:

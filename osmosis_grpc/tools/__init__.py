@@ -1,4 +1,4 @@
-"""Tools for agents. `@tool` makes a tool of a typed function; the other functions make the tools of this package."""
+"""Tools for agents. `@tool` turns a typed function into a tool; the other functions make the tools of this package."""
 
 from osmosis_grpc.agent.tool_decorator import Tool, tool
 from osmosis_grpc.tools.base_tool import BaseTool, ToolRegistry

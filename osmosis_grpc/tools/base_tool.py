@@ -24,11 +24,11 @@ class BaseTool:
     name: ClassVar[str] = ""
     """The name by which a model calls the tool. The default is the name of the class."""
     description: ClassVar[str] = ""
-    """The default is the docstring of the class."""
+    """The description for the model. The default is the first line of the class's docstring."""
     parameters: ClassVar[Mapping[str, Any] | None] = None
-    """The JSON schema of the arguments. The default is made of the parameters of `execute`."""
+    """The JSON schema of the arguments. The default is derived from the parameters of `execute`."""
     timeout: ClassVar[float | None] = TIMEOUT
-    """The seconds after which a call fails."""
+    """The time limit of a call, in seconds. None means no limit."""
 
     async def create(self, trajectory_id: str) -> None:
         """Prepare the state for a trajectory."""
@@ -58,7 +58,7 @@ class BaseTool:
 
 
 class ToolsOfTrajectory:
-    """The tools of one trajectory, from their creation to their release. Used as `async with`.
+    """The tools of one trajectory, from their creation to their release. Use it with `async with`.
 
     Leaving the block raises GradingError if the reward of a tool fails, because a sum without it would be wrong.
     """
@@ -69,7 +69,7 @@ class ToolsOfTrajectory:
         self.tools: dict[str, Tool[..., Any]] = {}
         """The tools for the agent, by name. The same objects answer all calls of the trajectory."""
         self.rewards: dict[str, float | None] = {}
-        """The rewards by the tools' names, after the `async with`. None for a tool without a reward."""
+        """The reward of each tool by name, known after the `async with`. None for a tool without a reward."""
         self._unrewarded: tuple[str, Exception] | None = None
         """A tool whose reward() has failed."""
 
@@ -93,7 +93,7 @@ class ToolsOfTrajectory:
             raise GradingError(f"the reward of the tool {name} failed: {describe(why)}", "", name) from why
 
     async def _release(self, *, with_rewards: bool) -> None:
-        """Get the reward of each tool and release it, the newest first. The other tools do not see an error of one."""
+        """Get the reward of each tool and release it, the newest first. An error of one does not stop the others."""
         created, self._created = self._created, []
         for name, each in reversed(created):
             try:

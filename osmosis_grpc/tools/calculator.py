@@ -16,7 +16,7 @@ MAX_BITS = 14_000
 """About 4,200 digits. Python does not print integers of more than 4,300 digits."""
 MAX_FACTORIAL = 1_500
 MAX_DIGITS = 400
-"""The most digits to which round() rounds."""
+"""round() takes at most this many digits."""
 
 
 class CalculationError(ValueError):
@@ -133,13 +133,13 @@ CONSTANTS: Mapping[str, float] = {"pi": math.pi, "e": math.e, "tau": math.tau}
 
 MAX_CHARACTERS = 1_000
 MAX_DEPTH = 50
-"""The most nested parts of an expression."""
+"""The parts of an expression can be nested this deep."""
 
 _SPELLINGS = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-", "²": "**2", "³": "**3", "π": "pi"})  # noqa: RUF001
 
 
 def evaluate(expression: str) -> Number:
-    """Return the value of an expression. Raises CalculationError with what is wrong."""
+    """Return the value of an expression. Raises CalculationError, whose text says what is wrong."""
     if len(expression) > MAX_CHARACTERS:
         raise CalculationError(f"the expression has more than {MAX_CHARACTERS} characters")
     try:
@@ -196,7 +196,7 @@ def _number(node: ast.expr, depth: int) -> Number:
 NAME = "calculator"
 MAX_NUMBERS = 1_000
 EXACT = 2.0**53
-"""Above it, a float that looks like an integer may have been rounded."""
+"""A larger float that looks like an integer may have been rounded."""
 
 Operation = Literal["add", "subtract", "multiply", "divide", "power", "sqrt", "factorial", "log", "sin", "cos", "tan"]
 

@@ -10,7 +10,7 @@ from osmosis_grpc.tools.sandbox.port import FILE_BYTES, FileInfo, Sandbox, Sandb
 
 BOM = "\ufeff"
 CONTEXT = 4
-"""The lines before and after an edit that are shown."""
+"""The number of lines to show before and after an edit."""
 
 
 def decoded(path: str, data: bytes) -> str:
@@ -101,9 +101,9 @@ def _with_crlf(text: str) -> str:
 NAME = "file_editor"
 CLIPPED = "\n<response clipped>"
 MAX_UNDO = 100
-"""The most edits that can be undone."""
+"""At most this many edits can be undone."""
 MAX_UNDO_BYTES = 32 * 1024 * 1024
-"""The most bytes of old contents that are kept."""
+"""At most this many bytes of old contents are kept."""
 
 
 def file_editor_tool(
@@ -174,9 +174,9 @@ class _Editor:
     def __init__(self, sandbox: Sandbox, most_bytes: int, most_characters: int) -> None:
         self._sandbox, self._most_bytes, self._most_characters = sandbox, most_bytes, most_characters
         self._undo: list[tuple[str, bytes | None]] = []
-        """The path and the content before each edit, the newest last; None for a file that was not there."""
+        """The path and the content before each edit, the newest last; None if the file did not exist."""
         self.lock = asyncio.Lock()
-        """Held during a command, so that of two edits in one reply, none is lost."""
+        """Held during a command, so that two edits in one reply do not overwrite each other."""
 
     async def view(self, path: str, view_range: list[int] | None) -> dict[str, Any]:
         """Show a file or a folder."""

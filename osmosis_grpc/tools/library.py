@@ -1,4 +1,4 @@
-"""The tools of this package by name, made for a sandbox and with options, and the tool `finish`."""
+"""Makes the tools of this package by name, and the tool `finish`."""
 
 import inspect
 from collections.abc import Callable, Mapping

@@ -14,11 +14,11 @@ READ_AGAIN = job("tools.read_output", OnFailure.REPORT, "timer")
 PIPE = 1024 * 1024
 """The bytes that a program can write between two reads. The system may allow fewer."""
 READS = 2
-"""The most pieces that are read at once."""
+"""At most this many pieces are read at once."""
 PAUSE = 0.02
-"""Seconds between two reads. A program that writes endlessly waits for them, so it uses little time of the server."""
+"""Seconds between two reads. A program that writes endlessly has to wait, so it costs the server little time."""
 LAST_OUTPUT = 1.0
-"""The most seconds for which the output of an ended program is read."""
+"""After a program has ended, its output is read for at most this many seconds."""
 
 
 class Output:

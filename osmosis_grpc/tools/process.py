@@ -34,7 +34,7 @@ RUN = job("tools.run_process", OnFailure.RAISE)
 WATCH = job("tools.watch_program", OnFailure.RAISE)
 
 PROGRAMS = 2048
-"""The most programs that run at once in a process. Others wait."""
+"""At most this many programs of a process run at once. Others wait."""
 KILLED = -signal.SIGKILL
 GRACE = 0.5
 """Seconds between SIGTERM and SIGKILL."""
@@ -51,13 +51,13 @@ class Limits:
     """The limits of a run."""
 
     seconds: float | None = None
-    """The program is stopped when it has run for this time. None means no limit."""
+    """The time limit of the program, in seconds. None means no limit."""
     memory: int | None = None
-    """The most bytes of address space of each process of the program. None means no limit. Linux only."""
+    """The limit of address space of each process of the program, in bytes. None means no limit. Linux only."""
     output_bytes: int = 16 * 1024
-    """The most bytes of output that are kept. The newest output is kept."""
+    """Only this many bytes at the end of the output are kept."""
     output_lines: int = 40
-    """The most lines of output that are kept."""
+    """Only this many lines at the end of the output are kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,11 +69,11 @@ class Ended:
     seconds: float
     """How long it ran."""
     timed_out: bool = False
-    """Whether the time limit has stopped it."""
+    """Whether the time limit stopped the program."""
     given_up: bool = False
-    """Whether the function `give_up` of run_program() has stopped it."""
+    """Whether the function `give_up` of run_program() stopped the program."""
     output: str = ""
-    """The last lines of its output, of run_process() only. Control characters are escaped."""
+    """The last lines of the output, with control characters escaped. Only run_process() sets it."""
 
 
 async def run_process(
@@ -252,7 +252,7 @@ class Program:
             return self._process
 
     def terminate(self, number: signal.Signals) -> bool:
-        """Send a signal to the group, or prevent the start. Returns whether there is a process."""
+        """Send a signal to the group, or prevent the start. Return whether there is a process."""
         with self._lock:
             self._stopped = True
             self._signal(number)

@@ -26,7 +26,7 @@ def own_pytest_cache(run: str) -> str:
 
 
 def without_caches(environment: Mapping[str, str], run: str) -> dict[str, str]:
-    """Return the variables of a program with those that switch caches off. See own_pytest_cache() for `run`."""
+    """Return the variables of a program, plus those that switch caches off. For `run`, see own_pytest_cache()."""
     theirs = environment.get(PYTEST, "")
     options = theirs if "cache" in theirs else f"{theirs} {own_pytest_cache(run)}".strip()
     return {**WRITES_NOTHING, **environment, PYTEST: options}

@@ -36,7 +36,7 @@ Found = tuple[dict[str, set[int]], bool]
 
 
 def kill_once(markers: Markers) -> Found:
-    """Search once for the processes of markers, see kill_marked(). Kill and return them."""
+    """Search once for the processes of markers, kill them, and return them. See kill_marked()."""
     found, unsure = _processes(markers)
     for pid in set().union(*found.values()):
         with contextlib.suppress(OSError):
@@ -171,7 +171,7 @@ def _line(message: dict[str, Any]) -> bytes:
 
 
 def main() -> None:
-    """Read lines until the server dies, and clean up then."""
+    """Read lines until the server dies, and then clean up."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # these signals are meant for the server
         signal.signal(number, signal.SIG_IGN)
     left: dict[str, str] = {}

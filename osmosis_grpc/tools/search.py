@@ -15,7 +15,7 @@ SECONDS = 10.0
 MAX_RESULTS = 1_000
 MAX_CONTEXT = 10
 RESULT_BYTES = 16 * 1024 * 1024
-"""More output than MAX_RESULTS matches with their context have."""
+"""The limit of the search program's output: more than MAX_RESULTS matches with their context need."""
 
 
 def search_tool(

@@ -12,7 +12,7 @@ from typing import Any
 SKIPPED = {".git", ".hg", ".svn", "node_modules", "venv", ".venv", "__pycache__", ".mypy_cache", ".pytest_cache"}
 """Folders that are not searched."""
 LINE = 300
-"""The most characters of a line in the result."""
+"""A line in the result has at most this many characters."""
 
 
 def main() -> None:

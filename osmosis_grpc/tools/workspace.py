@@ -1,4 +1,4 @@
-"""A workspace: a folder and the processes that run in it. Both end with it, even if the server is killed."""
+"""A workspace: a folder, and the processes that run in it. When it ends, both go, even if the server is killed."""
 
 import atexit
 import contextlib
@@ -23,7 +23,7 @@ _threads = DaemonThreads(16)
 
 
 class Workspace:
-    """A new folder below the temporary folder. Used as `async with Workspace() as space`.
+    """A new folder below the temporary folder. Use it as `async with Workspace() as space`.
 
     At the end of the block, every process with the variables in `environment` is killed, and the folder is removed. If
     this process dies before that, the reaper does both. With a `user`, which only root can set, the folders `work` and

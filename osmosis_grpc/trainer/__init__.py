@@ -17,7 +17,7 @@ or by callbacks, for networks that allow no streams:
     async with Trainer(["127.0.0.1:50051"], policy, transport="callback", listen="0.0.0.0:60051") as trainer:
         outcome = await trainer.rollout(rollout_id="r1", messages=messages)
 
-The modules in _MODULES are imported at the first use of their names, because some programs need only RolloutClient.
+The names in _MODULES are imported on first use, because some programs need only RolloutClient.
 """
 
 from importlib import import_module

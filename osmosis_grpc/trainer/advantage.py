@@ -1,4 +1,4 @@
-"""Advantages of a group's rollouts."""
+"""Computes the advantages of a group's rollouts."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ _Row = tuple[int, str, float]
 Method = Literal["grpo", "grpo_no_std", "rloo"]
 
 EPSILON = 1e-6
-"""Added to the standard deviation, as verl does."""
+"""Added to the standard deviation, as in verl."""
 _METHODS: dict[str, Callable[[Floats], Floats]] = {
     "grpo": lambda rewards: (rewards - rewards.mean()) / (rewards.std(ddof=1) + EPSILON),
     "grpo_no_std": lambda rewards: rewards - rewards.mean(),
@@ -34,14 +34,14 @@ class Advantages(ArrayEquality):
     """
 
     keys: tuple[tuple[str, str], ...]
-    """The rollout id and the sample name of each value. The name is empty if no sample is for training."""
+    """The rollout id and the sample name of each value. The name is "" if no sample of the rollout is for training."""
     values: NDArray[np.float32]
     """float32, shape (n,)."""
     rewards: NDArray[np.float32]
-    """float32, shape (n,): the compared rewards."""
+    """float32, shape (n,): the rewards that were compared."""
     zero_variance: bool
-    """Whether all compared rewards are equal, or differ only by rounding: by at most a millionth of the largest one.
-    Every value is then 0."""
+    """Whether all compared rewards are equal, or differ by at most a millionth of the largest one, as rounding may
+    cause. Then every value is 0."""
 
 
 def advantages(group: Iterable[RolloutOutcome], method: Method = "grpo") -> Advantages:
@@ -121,14 +121,14 @@ def _rows(outcomes: Iterable[RolloutOutcome]) -> list[_Row]:
 
 
 def _rewards(outcome: RolloutOutcome) -> dict[str, float]:
-    """Return the rewards of an outcome's samples by name. Leaves out samples with `train=False`."""
+    """Return the rewards of an outcome's samples by name, without samples with `train=False`."""
     names = [name for name, sample in outcome.samples.items() if sample.train is not False] or [""]
     rewards = {name: outcome.reward_of(name) for name in names}
     return {name: reward for name, reward in rewards.items() if reward is not None}
 
 
 def _compared(rows: Iterable[_Row]) -> tuple[bool, dict[str, dict[int, float]]]:
-    """Return whether samples are compared by name, and the rewards of each comparison by the index of the outcome."""
+    """Return whether samples are compared by name, and for each comparison, its rewards by the index of the outcome."""
     rows = list(rows)
     apart = len({(index, reward) for index, _, reward in rows}) > len({index for index, _, _ in rows})
     compared: dict[str, dict[int, float]] = {}

@@ -36,7 +36,7 @@ RolloutKey = tuple[str, int]
 
 @dataclass(slots=True, eq=False)
 class Rollout:
-    """A rollout that a caller waits for."""
+    """A rollout that a caller waits for, and what this trainer knows about it."""
 
     request: RolloutRequest
     done: "asyncio.Future[RolloutOutcome]"
@@ -54,22 +54,21 @@ class Rollout:
     abandoned: bool = False
     """Whether the last waiting caller has left."""
     written: bool = True
-    """Whether the Init may be sent, because the ledger has committed the Init or there is no ledger."""
+    """Whether the Init may be sent: the ledger has committed it, or there is no ledger."""
     begun: bool = False
     """Whether the ledger has this attempt or a lower attempt of the rollout."""
     ending: bool = False
-    """Whether the rollout ends without an outcome of its server. Such a rollout is done when the ledger has dropped
-    it."""
+    """Whether the rollout ends without an outcome from its server. It is done when the ledger has dropped it."""
     losses: list[str] = field(default_factory=list)
     """The reason for each loss, with the attempt."""
     without_original: "list[AgentServerLink]" = field(default_factory=list)
-    """If the rollout is a fork: the servers that do not have its original."""
+    """For a fork: the servers that do not have the original rollout."""
     backoff: Backoff | None = None
     """The pauses before the rollout runs again after a loss. None before its first loss."""
     raised: dict[str, PolicyFailure] = field(default_factory=dict)
-    """What the policy raised in this attempt, by sample. A later reply in the sample removes it."""
+    """The exception of the policy in this attempt, by sample. A later reply in the sample removes it."""
     on_raised: "list[Callable[[PolicyFailure], None]]" = field(default_factory=list)
-    """Called as soon as the policy raises."""
+    """Functions to call as soon as the policy raises."""
     trace: TraceContext | None = None
     """The trace context of the rollout's span, for its Inits. None if traces are off."""
 
@@ -85,10 +84,10 @@ class Rollout:
             self.done.result()
 
     def failed_by(self, outcome: RolloutOutcome) -> PolicyFailure | None:
-        """Return what the policy raised, if the rollout has failed because of it.
+        """Return the exception of the policy if it made the rollout fail.
 
-        If the agent catches the error and completes, the rollout still counts as failed unless the policy has answered
-        a chat.
+        Even if the agent catches the error and completes, the rollout counts as failed, unless the policy has answered
+        at least one chat.
         """
         failed = outcome.status in (OutcomeStatus.FAILED, OutcomeStatus.DEADLINE_EXCEEDED)
         unanswered = outcome.status is OutcomeStatus.COMPLETED and not outcome.metrics.num_llm_calls
@@ -149,7 +148,7 @@ def job_failed(job: Job, error: BaseException) -> Internal:
 
 
 class SchedulerPort(Protocol):
-    """The part of the scheduler that links and the recorder of outcomes use. They report, and the scheduler decides."""
+    """The part of the scheduler that links and the outcome recorder use. They report; the scheduler decides."""
 
     cache: RolloutCache
     ledger: SqliteLedger | None
@@ -162,22 +161,22 @@ class SchedulerPort(Protocol):
     """Records an outcome and answers its server, now or later."""
 
     def changed(self) -> None:
-        """Send waiting rollouts, because a server may have a free slot."""
+        """Send waiting rollouts. Call this when a server may have a free slot."""
 
     def forget(self, rollout: Rollout) -> None:
-        """Remove a rollout that has ended or that no caller waits for."""
+        """Remove a rollout that has ended, or for which no caller waits."""
 
     def lost(self, rollout: Rollout, why: str) -> None:
-        """Run a lost rollout again after a pause, with a higher attempt. End it after too many losses."""
+        """Run a lost rollout again after a pause, as a higher attempt. After too many losses, end it."""
 
     def restart(self, rollout: Rollout, why: str) -> None:
-        """Run a rollout again at once, with a higher attempt. A cancelled rollout ends instead."""
+        """Run a rollout again at once, as a higher attempt. If it was cancelled, end it instead."""
 
     def put_back(self, rollout: Rollout, after: float) -> None:
         """Queue a rollout again after `after` seconds, as the same attempt."""
 
     def init_refused(self, rollout: Rollout, server: "AgentServerLink", error: CallError) -> None:
-        """Queue a refused rollout again if the error is retryable or another server may take it, or end it."""
+        """Queue a refused rollout again if the error is retryable or another server may take it. Otherwise end it."""
 
     def refused(self, rollout: Rollout, error: CallError | LedgerError) -> None:
         """End a rollout with an error."""
@@ -189,13 +188,13 @@ class SchedulerPort(Protocol):
         """End the lower attempts of a rollout at their servers, because the ledger has its newest attempt."""
 
     def cancel_leaving(self, rollout_id: str) -> None:
-        """Cancel the lower attempts of a rollout at their servers, unless the ledger lacks the newest attempt."""
+        """Cancel the lower attempts of a rollout at their servers, once the ledger has the newest attempt."""
 
     def cancel_later(self, server: "AgentServerLink", rollout_id: str) -> None:
-        """Repeat the cancels of a rollout's attempts in `leaving` after a pause, because the server refused one."""
+        """After a pause, cancel a rollout's attempts in `leaving` again, because the server refused to cancel one."""
 
     def later(self, after: float, call: Callable[[], None], rollout: Rollout) -> None:
-        """Call a function after `after` seconds, unless the trainer is closed before. An error ends the rollout."""
+        """Call a function after `after` seconds, unless the trainer is closed first. An error ends the rollout."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +202,7 @@ class ServerIdentity:
     """The identity that a server reports."""
 
     journal_id: str = ""
-    """The id of the server's journal. After a server has lost its journal and its rollouts, it reports another id."""
+    """The id of the server's journal. A server that has lost its journal, and so its rollouts, reports another id."""
     process_id: str = ""
     version: str = ""
     agent_loops: tuple[str, ...] = ()
@@ -212,17 +211,17 @@ class ServerIdentity:
 class AgentServerLink(ABC):
     """One agent server, as the scheduler sees it.
 
-    The link keeps each rollout that was sent to the server until the rollout ends. A subclass sends the rollouts, and
-    sends them again after a break.
+    The link remembers each rollout that is assigned to the server until the rollout ends. A subclass sends the
+    rollouts, and sends them again when the connection was interrupted.
     """
 
     def __init__(self, name: str, scheduler: SchedulerPort, *, server_key: str = "") -> None:
         self.name = name
         """The server's target, or the address from which it connected to this trainer."""
         self.credential = ""
-        """The name of the credential of a server that connected to this trainer."""
+        """The name of the credential with which a server connected to this trainer."""
         self.server_key = server_key
-        """The ledger's key for this server; empty when the ledger does not know it."""
+        """The ledger's key for this server; empty if the ledger does not know the server."""
         self.scheduler = scheduler
         self.cache = scheduler.cache
         ledger = self.ledger = scheduler.ledger
@@ -241,7 +240,7 @@ class AgentServerLink(ABC):
         self.problem: CallError | None = None
         """Why the last connection ended."""
         self.refusal: CallError | None = None
-        """The permanent error of the last connection. Only a server that was never attached has one."""
+        """The permanent error of the last connection. It is set only for a server that was never attached."""
         self.used = False
         """Whether the server was ever attached."""
         self.retired = False
@@ -260,7 +259,7 @@ class AgentServerLink(ABC):
 
     @property
     def idle(self) -> bool:
-        """Whether there is nothing to do with this server: no rollout, no attempt to cancel, and no caller."""
+        """Whether nothing needs this server any more: no rollout, no attempt to cancel, and no waiting call."""
         return not (self.rollouts or self.leaving)
 
     @abstractmethod
@@ -277,13 +276,13 @@ class AgentServerLink(ABC):
 
     @abstractmethod
     async def annotate(self, request: annotation_pb2.AnnotateRequest) -> annotation_pb2.AnnotateResponse:
-        """Store an annotation, across breaks. Raises the CallError of a server that refuses it."""
+        """Store an annotation. Survives interrupted connections. Raises CallError if the server refuses it."""
 
     @abstractmethod
     def events(
         self, rollout_id: str, attempt: int, after: int, *, tokens: bool
     ) -> AsyncGenerator[TrajectoryEvent, None]:
-        """Yield a rollout's events with numbers above `after`, across breaks. Raises NotFound."""
+        """Yield a rollout's events with numbers above `after`. Survives interrupted connections. Raises NotFound."""
 
     @abstractmethod
     def grant(self, open_chats: int) -> None:
@@ -291,13 +290,13 @@ class AgentServerLink(ABC):
 
     @abstractmethod
     def part(self) -> None:
-        """End the connection after the queued messages are sent."""
+        """End the connection once the queued messages are sent."""
 
     def close(self, error: Exception) -> None:  # noqa: B027 - a subclass without waiting calls has nothing to end
-        """Raise this error from every call that waits for this server."""
+        """Fail every call that waits for this server with this error."""
 
     def lost(self, error: CallError) -> None:
-        """Stop waiting for the server. If the server comes back, its earlier rollouts are cancelled on this server."""
+        """Stop waiting for the server. If it comes back, its earlier rollouts are cancelled there."""
         self.leaving.update(dict.fromkeys(self.rollouts))
         self.close(error)
 
@@ -330,27 +329,27 @@ class AgentServerLink(ABC):
         self.rollouts.pop(rollout.key, None)
 
     def abandon(self, rollout: Rollout) -> None:
-        """Release a rollout. Its attempt runs on this server until cancel_leaving() is called."""
+        """Release a rollout, but let its attempt run on this server until cancel_leaving() cancels it."""
         self.release(rollout)
         self.leaving[rollout.key] = None
 
     def cancel_leaving(self, rollout_id: str = "") -> None:
-        """Cancel the attempts in `leaving` of one rollout or of all rollouts.
+        """Cancel the attempts in `leaving`, of one rollout or, with "", of all.
 
-        Leaves out a rollout whose newest attempt is not yet in the ledger.
+        Skip a rollout whose newest attempt is not yet in the ledger.
         """
         for key in list(self.leaving):
             if rollout_id in ("", key[0]) and not self.cache.replaces(key[0]):
                 self.cancel_attempt(key)
 
     def has_ended(self, rollout_id: str, attempt: int) -> None:
-        """Record that this server no longer runs an attempt, nor lower attempts. Attempt 0 means all attempts."""
+        """Record that this server no longer runs an attempt or lower attempts. Attempt 0 means all attempts."""
         for key in [key for key in self.leaving if key[0] == rollout_id and (key[1] <= attempt or not attempt)]:
             self.leaving.pop(key)
         self.scheduler.changed()
 
     def init_answered(self, rollout: Rollout, tools: Sequence[message_pb2.Tool]) -> bool:
-        """Open a rollout whose Init was accepted. If its tools cannot be read, refuse the rollout and return False."""
+        """Mark a rollout as open: its Init was accepted. If its tools cannot be read, refuse it and return False."""
         rollout.opened = True
         rollout.changed.set()
         try:
@@ -366,6 +365,6 @@ class AgentServerLink(ABC):
 
 
 def retrieve(done: "asyncio.Future[Any]") -> None:
-    """Read the exception of a future, so that asyncio does not log it when the caller has left."""
+    """Retrieve the exception of a future, so that asyncio does not log it when the caller has left."""
     if not done.cancelled():
         done.exception()

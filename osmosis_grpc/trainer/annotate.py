@@ -12,7 +12,7 @@ from osmosis_grpc.protocol.wire.event import annotate_request
 from osmosis_grpc.trainer.agent_server_link import AgentServerLink
 
 MAX_RECENT = 16_384
-"""The number of ended rollouts whose servers are kept."""
+"""The servers of this many ended rollouts are remembered."""
 
 
 class AnnotationFields(TypedDict, total=False):
@@ -32,24 +32,24 @@ class AnnotationFields(TypedDict, total=False):
 
 
 class RecentServers:
-    """The servers that have reported the newest outcomes, by rollout id."""
+    """The servers that reported the newest outcomes, by rollout id."""
 
     def __init__(self) -> None:
         self._servers: OrderedDict[str, AgentServerLink] = OrderedDict()
 
     def add(self, rollout_id: str, server: AgentServerLink) -> None:
-        """Record the server of a rollout. Forgets the oldest rollout if there are more than MAX_RECENT."""
+        """Record the server of a rollout. If there are more than MAX_RECENT, forget the oldest rollout."""
         self._servers[rollout_id] = server
         self._servers.move_to_end(rollout_id)
         if len(self._servers) > MAX_RECENT:
             self._servers.popitem(last=False)
 
     def get(self, rollout_id: str) -> AgentServerLink | None:
-        """Return the server of a rollout, attached or not, or None if it is not known."""
+        """Return the server of a rollout, attached or not; None if it is unknown."""
         return self._servers.get(rollout_id)
 
     def first(self, rollout_id: str, servers: Iterable[AgentServerLink]) -> Iterator[AgentServerLink]:
-        """Yield the servers. The server that has reported the rollout's outcome comes first."""
+        """Yield the servers, beginning with the one that reported the rollout's outcome."""
         reported = self._servers.get(rollout_id)
         yield from sorted(servers, key=lambda server: server is not reported)
 
@@ -59,9 +59,9 @@ async def annotate(
 ) -> tuple[int, bool]:
     """Store an annotation on the first server that knows the rollout.
 
-    Returns the number of its event, and whether this call has added it. Raises Unimplemented if a server does not serve
-    annotations, Unavailable if a server is not attached now, and NotFound if no server knows the rollout. Raises the
-    CallError of a server that refuses the annotation.
+    Returns the number of the annotation's event, and whether this call has added it. If no server stores it, raises
+    Unimplemented if a server does not support annotations, else Unavailable if a server is not attached now, else
+    NotFound. Raises the CallError of a server that refuses the annotation.
     """
     request = annotate_request(rollout_id, attempt, annotation)
     away: list[str] = []

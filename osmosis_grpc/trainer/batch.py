@@ -1,6 +1,6 @@
 """Converts outcomes to padded NumPy arrays: pad().
 
-Each segment is a row. An outcome without a row is refused, or listed in `skipped`.
+Each segment becomes a row. An outcome without rows is refused, or listed in `skipped`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -37,7 +37,7 @@ TooLong = Literal["raise", "truncate", "skip"]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Batch(ArrayEquality):
-    """Padded rows, one for each segment. n is the number of rows, w the length of the longest row."""
+    """Padded rows, one for each segment. n is the number of rows, and w the length of the longest row."""
 
     ids: NDArray[np.int64]
     """int64, shape (n, w): prompts and replies; `pad_id` for padding."""
@@ -55,9 +55,9 @@ class Batch(ArrayEquality):
     rewards: NDArray[np.float32]
     """float32, shape (n,): the reward of the sample, or else of the rollout."""
     advantages: NDArray[np.float32] | None
-    """float32, shape (n,): as given; None without advantages."""
+    """float32, shape (n,): the advantages passed to pad(); None without advantages."""
     lengths: NDArray[np.int64]
-    """int64, shape (n,): tokens in the row."""
+    """int64, shape (n,): the number of tokens in the row."""
     truncated: NDArray[np.bool_]
     """bool, shape (n,): whether the row was truncated."""
     extras: Mapping[str, NDArray[Any]]
@@ -75,7 +75,7 @@ class Batch(ArrayEquality):
         """Return the arrays as new torch tensors.
 
         Args:
-            device: The device of the tensors, such as "cuda" or model.device: what torch.tensor() takes.
+            device: The device of the tensors, as for torch.tensor(), such as "cuda" or model.device.
 
         Raises:
             MissingExtraError: torch is not installed.
@@ -104,25 +104,26 @@ def pad(
     dropped: Dropped = "skip",
     extras: Sequence[str] = (),
 ) -> Batch:
-    """Return a batch of the trainable samples of outcomes. Its `skipped` lists the others.
+    """Return a batch of the trainable samples of outcomes. Its `skipped` lists the other samples.
 
     Args:
-        outcomes: The outcomes; some or all of them may be groups.
-        advantages: The Advantages of every group, or one number for each outcome, which all of its samples get.
+        outcomes: The outcomes. Some or all of them may be groups.
+        advantages: The Advantages of every group, or one number for each outcome, which applies to all its samples.
         pad_id: The token id of the padding.
         side: The side of the padding.
-        max_length: The most tokens of a row.
+        max_length: The largest number of tokens of a row.
         too_long: What to do with a longer segment: "raise" InvalidArgument, "truncate" its end, which keeps the
-            logprobs of the other tokens exact, or "skip" it.
+            logprobs of the remaining tokens exact, or "skip" it.
         untrainable: What to do with an outcome that failed, was an evaluation, or has no reward or no exact tokens:
             "raise" InvalidArgument, or "skip" it. If only some samples of an outcome are untrainable, they are skipped.
         cut: What to do with samples that a limit has cut (Sample.cut): "train" on them, "mask" their tokens, which
             keeps their rows and rewards, or "skip" them.
         dropped: Whether to "skip" replies that the agent dropped (Segment.dropped) or to "train" on them.
-        extras: The names of extras that every segment has, for example "routed_experts". They must not be ragged.
+        extras: The names of extras to include, for example "routed_experts". Every segment must have them, and they
+            must not be ragged.
 
     Raises:
-        InvalidArgument: See above; also if there are no outcomes. The text names the argument and the rollout.
+        InvalidArgument: See above. Also if there are no outcomes. The message names the argument and the rollout.
     """
     for name, value, known in (
         ("side", side, Side),
@@ -209,7 +210,7 @@ def _fitting(
 
 
 def _versions(segment: Segment, names: dict[str, int]) -> NDArray[np.int32]:
-    """Return the index of each token's policy version, int32, shape (n,). Adds new versions to `names`."""
+    """Return the index of each token's policy version, int32, shape (n,). Add new versions to `names`."""
     versions = np.full(len(segment.ids), -1, dtype=np.int32)
     if segment.versions:
         numbers = [names.setdefault(span.version, len(names)) for span in segment.versions]
@@ -258,10 +259,10 @@ def _numbers(listed: list[Any], outcomes: int) -> NDArray[np.float32]:
 def _pad_extra(
     name: str, segments: Sequence[Segment], columns: Sequence[slice], width: int, rows: Sequence[str]
 ) -> NDArray[Any]:
-    """Return an extra of each segment, shape (n, w, ...), with zeros where there is no value.
+    """Return one extra of all segments, shape (n, w, ...), with zeros where there is no value.
 
-    `columns` are the columns of each segment's tokens, and `rows` name the segments in errors. Raises InvalidArgument
-    for a segment without the extra, for a ragged extra, and for segments with different types or shapes.
+    `columns` are the columns of each segment's tokens, and `rows` are the segments' names for errors. Raises
+    InvalidArgument for a segment without the extra, for a ragged extra, and for differing types or shapes.
     """
     padded: NDArray[Any] | None = None
     for number, segment in enumerate(segments):

@@ -8,12 +8,12 @@ class TrainerConfig:
     """How a Trainer treats rollouts, chats and servers. Raises ValueError for a number that is not positive."""
 
     lost_after: float = 120.0
-    """When a server cannot be reached for this many seconds, its rollouts run elsewhere with a higher attempt.
-    When no server can be reached for this many seconds, rollouts end with Unavailable."""
+    """If a server cannot be reached for this many seconds, its rollouts run elsewhere as higher attempts.
+    If no server can be reached for this many seconds, rollouts end with Unavailable."""
     max_attempts: int = 5
     """A rollout ends with Unavailable after this many lost attempts. The pauses between the attempts grow."""
     max_open_chats: int = 16_384
-    """How many chats may be open at all servers together. Attached servers get equal shares, at least one chat each."""
+    """How many chats all servers together may have open. Attached servers get equal shares, at least one chat each."""
     delta: bool = True
     """Whether a chat refers to earlier chats instead of repeating its whole history."""
     ttl: float = 7200.0
@@ -22,18 +22,17 @@ class TrainerConfig:
     longest_pause: float = 10.0
     """The longest pause between two connection attempts, in seconds."""
     resolve_every: float = 10.0
-    """How many seconds pass until a `dns:///` target is resolved again. It is also resolved again when a connection has
-    ended."""
+    """A `dns:///` target is resolved again after this many seconds, and also when a connection has ended."""
     callback_target: str = ""
-    """The HOST:PORT at which agent servers send callbacks to this trainer. The default is its own address."""
+    """The HOST:PORT to which agent servers send callbacks. The default is the address where this trainer listens."""
     callback_server_name: str = ""
-    """The name in this trainer's certificate, for callbacks over TLS, if the name is not the host of the target."""
+    """For callbacks over TLS: the name in this trainer's certificate, if it differs from the host of the target."""
     max_connection_age: float | None = None
-    """A connection of an agent server that is older than this many seconds gets GOAWAY. Rollouts continue."""
+    """A connection of an agent server gets GOAWAY after this many seconds. Rollouts continue."""
     otel: bool = False
-    """Whether the trainer makes OpenTelemetry spans, with the process's tracer provider. It needs the extra `otel`."""
+    """Whether the trainer makes OpenTelemetry spans, with the process's tracer provider. Needs the extra `otel`."""
     otel_content: bool = False
-    """Whether these spans have the messages of chats."""
+    """Whether these spans contain the messages of chats."""
 
     def __post_init__(self) -> None:
         if self.max_connection_age is not None and not self.max_connection_age > 0:

@@ -25,27 +25,26 @@ class Evaluation:
 
     @property
     def mean_reward(self) -> float | None:
-        """The mean of the rollouts' rewards; None without a reward.
+        """The mean of the rollouts' rewards; None if no rollout has a reward.
 
-        A rollout without a reward of its own counts with the mean of its samples' rewards.
+        For a rollout without a reward of its own, the mean of its samples' rewards counts.
         """
         rewards = [reward for outcome in self.outcomes if (reward := outcome.mean_reward) is not None]
         return sum(rewards) / len(rewards) if rewards else None
 
     @property
     def rows(self) -> Mapping[str, tuple[RolloutOutcome, ...]]:
-        """The outcomes of each request, by the id of the request and in the order of the group's members."""
+        """The outcomes of each request, by the id of the request. The members of a group are in order."""
         found: dict[str, list[RolloutOutcome]] = {}
         for outcome in self.outcomes:
             found.setdefault(outcome.group.id if outcome.group else outcome.rollout_id, []).append(outcome)
         return {name: tuple(sorted(outcomes, key=_index)) for name, outcomes in found.items()}
 
     def summary(self, threshold: float = 1.0) -> ScoreSummary:
-        """Return the mean reward with its 95 % interval, and pass@k for each k up to the number of a row's rollouts.
+        """Return the mean reward with its 95 % interval, and pass@k for each k up to the number of rollouts per row.
 
-        A rollout passes if its reward is at least `threshold`. A rollout that did not complete has not passed. The
-        rows are the units of the intervals, because the rollouts of a row are not independent. These are the numbers
-        of `osmosis-grpc eval`.
+        A rollout passes if it completes with a reward of at least `threshold`. The intervals treat each row as one
+        unit, because the rollouts of a row are not independent. `osmosis-grpc eval` computes the same numbers.
         """
         scores = Scores(threshold)
         for row, outcomes in enumerate(self.rows.values()):

@@ -1,7 +1,7 @@
-"""Trainer.groups() runs each request as a group of rollouts.
+"""Implements Trainer.groups(), which runs each request as a group of rollouts.
 
-A group is yielded when its last member ends. Until then, GroupRun keeps its outcomes. The number of open groups is at
-most the number of rollouts in flight plus one.
+A group is yielded when its last member ends. Until then, GroupRun keeps its outcomes. At most one more group is open
+than rollouts are in flight.
 """
 
 import asyncio
@@ -23,9 +23,9 @@ from osmosis_grpc.trainer.submissions import Submissions
 log = logging.getLogger(__name__)
 
 OnFailure = Literal["drop_group", "drop_member", "raise"]
-"""What to do with a group after a member has failed for the last time."""
+"""What to do with a group if a member fails and has no retries left."""
 MIN_MEMBERS = 2
-"""The fewest members that can be compared."""
+"""The smallest number of members that can be compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,9 +33,9 @@ class OutcomeGroup:
     """The outcomes of one group. Iterates over the completed outcomes."""
 
     id: str
-    """The id of its request."""
+    """The id of the group's request."""
     size: int
-    """How many members were started."""
+    """The number of members that were started."""
     outcomes: tuple[RolloutOutcome, ...]
     """The members that completed, in order of their index."""
     failed: tuple[RolloutOutcome, ...] = ()
@@ -56,7 +56,7 @@ class OutcomeGroup:
     def rewards(self) -> NDArray[np.float64]:
         """The rewards of the rollouts in `outcomes`: float64, shape (n,), NaN for an outcome without a reward.
 
-        If the agent rewards each sample and not the whole rollout, `sample_rewards` has the rewards.
+        If the agent rewards each sample instead of the whole rollout, see `sample_rewards`.
         """
         return np.array([np.nan if outcome.reward is None else outcome.reward for outcome in self.outcomes])
 
@@ -75,13 +75,13 @@ class OutcomeGroup:
 
     @property
     def zero_variance(self) -> bool:
-        """Whether all compared rewards are equal, see advantages(). Such a group has no learning signal."""
+        """Whether all compared rewards are equal. Such a group has no learning signal. See advantages()."""
         if any(outcome.mean_reward is None for outcome in self.outcomes):
             return False
         return without_variance(self.outcomes)
 
     async def confirm(self) -> None:
-        """Confirm all outcomes of the group together, see RolloutOutcome.confirm(). Raises LedgerError."""
+        """Confirm all outcomes of the group. See RolloutOutcome.confirm(). Raises LedgerError."""
         await asyncio.gather(*(outcome.confirm() for outcome in (*self.outcomes, *self.failed)))
 
 
@@ -91,7 +91,7 @@ class GroupCounts:
 
     yielded: int = 0
     dropped: int = 0
-    """Groups that were not yielded, because too many members had failed."""
+    """Groups that were not yielded, because too many members failed."""
     dropped_members: int = 0
     """Failed members of groups that were yielded."""
     retried: int = 0
@@ -122,7 +122,7 @@ class GroupRun(Run):
         self._open: dict[str, dict[int, RolloutOutcome]] = {}
         """The outcomes of unfinished groups, by index."""
         self._requests: dict[str, dict[int, RolloutRequest]] = {}
-        """The requests of these outcomes."""
+        """The requests of the outcomes in `_open`."""
 
     async def groups(self, requests: Requests) -> AsyncGenerator[OutcomeGroup, None]:
         """See Trainer.groups()."""
@@ -138,14 +138,14 @@ class GroupRun(Run):
                 if len(_members(group, completed=False)) > self._may_fail:
                     if self._raises:
                         raise RolloutFailed(f"rollout {outcome.rollout_id}: {reason_of(outcome)}", outcome)
-                    if self._failed.get(name) != len(group):  # if the policy failed all, the last one raises
+                    if self._failed.get(name) != len(group):  # if the policy fails all members, the last one raises
                         await self._drop(name, group, outcome)
                         if outcome.status is not OutcomeStatus.CANCELLED:
                             dropped, last = dropped + 1, outcome
                 elif len(group) == self._size and not self._renew(name, group):
                     yields = True
                     yield self._finish(name, group)
-        if last is not None and not yields:  # otherwise a loop without any group would end without an error
+        if last is not None and not yields:  # a loop that gets no group at all should not end without an error
             count = "the group was" if dropped == 1 else f"all {dropped} groups were"
             raise RolloutFailed(
                 f"{count} dropped; the last failure was rollout {last.rollout_id}: {reason_of(last)}", last
@@ -170,7 +170,7 @@ class GroupRun(Run):
         return made
 
     async def _drop(self, name: str, group: dict[int, RolloutOutcome], last: RolloutOutcome) -> None:
-        """Drop a group. Cancel its running members, and confirm its outcomes, because no caller gets them."""
+        """Drop a group: cancel its running members, and confirm its outcomes, because no caller will get them."""
         untaken = self.abandon(name)
         del self._open[name], self._requests[name]
         self._failed.pop(name, None)

@@ -2,9 +2,10 @@
 
 Three rules keep the ledger correct if the process is killed at any time:
 
-- An Init is sent after its attempt is in the ledger. Otherwise a server could run an attempt that no process knows.
-- A lower attempt is cancelled after the higher one is in the ledger. Otherwise neither would run after a crash.
-- A rollout that ends without an outcome is dropped before its callers know. Otherwise it would run again after a crash.
+- An Init is sent only once its attempt is in the ledger. Otherwise a server could run an attempt that no process knows.
+- A lower attempt is cancelled only once the higher one is in the ledger. Otherwise neither would run after a crash.
+- A rollout that ends without an outcome is dropped before its callers learn of it. Otherwise it would run again after a
+  crash.
 
 Failed writes are retried later. Without a ledger, each step happens at once.
 """
@@ -35,7 +36,7 @@ ASSIGNED = job("trainer.assigned", OnFailure.REPORT, "callback")
 
 
 def assign(scheduler: SchedulerPort, rollout: Rollout, server: AgentServerLink) -> None:
-    """Assign a rollout to a server, and send its Init after the commit."""
+    """Assign a rollout to a server, and send its Init once the ledger has committed it."""
     rollout.opened = False
     server.adopt(rollout)
     if scheduler.ledger is None:
@@ -71,7 +72,7 @@ def assign(scheduler: SchedulerPort, rollout: Rollout, server: AgentServerLink) 
 
 
 def enter(scheduler: SchedulerPort, rollout: Rollout) -> None:
-    """Enter a higher attempt at once, even without a server, because it may wait long for the lower one's slot."""
+    """Enter a higher attempt at once, before it has a server, because it may wait long for the lower one's slot."""
     key, ledger = rollout.key, scheduler.ledger
     if ledger is None or not rollout.begun:
         scheduler.cancel_leaving(key[0])
@@ -85,7 +86,7 @@ def enter(scheduler: SchedulerPort, rollout: Rollout) -> None:
             enter(scheduler, rollout)
 
     def committed(_: Any, error: LedgerError | None) -> None:
-        if error is None:  # even if the rollout has ended meanwhile, because its lower attempts wait for this commit
+        if error is None:  # also if the rollout has ended meanwhile: the cancels of its lower attempts wait for this
             scheduler.entered(key)
         else:
             scheduler.later(UNWRITTEN_RETRY, again, rollout)
@@ -94,7 +95,7 @@ def enter(scheduler: SchedulerPort, rollout: Rollout) -> None:
 
 
 def drop(scheduler: SchedulerPort, rollout: Rollout, dropped: Callable[[], None]) -> None:
-    """Drop a rollout that ends without an outcome of its server, and then call `dropped`."""
+    """Drop a rollout that ends without an outcome from its server, and then call `dropped`."""
     ledger = scheduler.ledger if rollout.in_ledger else None
     if ledger is None:
         dropped()
@@ -114,7 +115,7 @@ def drop(scheduler: SchedulerPort, rollout: Rollout, dropped: Callable[[], None]
 
 
 class UnconfirmedOutcomes:
-    """The unconfirmed outcomes of a ledger. Each is assembled again from its chats. Empty without a ledger."""
+    """The unconfirmed outcomes of a ledger, assembled again from their chats. Empty without a ledger."""
 
     def __init__(self, ledger: SqliteLedger | None) -> None:
         self._attempts = ledger.unconfirmed if ledger is not None else {}
@@ -127,7 +128,7 @@ class UnconfirmedOutcomes:
         return self._attempts.get(rollout_id, 0) >= attempt
 
     def fetch(self, rollout_id: str, request: RolloutRequest | None = None) -> "asyncio.Future[RolloutOutcome]":
-        """Return a future of an outcome. The future raises AlreadyExists for another request, and LedgerError."""
+        """Return a future of an outcome. It raises LedgerError, and AlreadyExists if `request` is another request."""
         future: asyncio.Future[RolloutOutcome] = asyncio.get_running_loop().create_future()
         self.left.pop(rollout_id, None)
         assert self._ledger is not None

@@ -1,14 +1,14 @@
-"""The position of a ledger, which a program keeps in its checkpoints: Trainer.position() and Trainer.confirm().
+"""The position of a ledger, which a program stores in its checkpoints: Trainer.position() and Trainer.confirm().
 
-A position names the outcomes that the program has got and not confirmed. A checkpoint has the weights that were trained
-on them. The program first writes the checkpoint and then confirms its position, so it may be killed at any time:
+A position lists the outcomes that the program has received and not confirmed. The weights in the checkpoint were
+trained on them. The program first writes the checkpoint and then confirms its position, so it may be killed any time:
 
-- Before the checkpoint is complete, the next process has the earlier checkpoint. No later outcome is confirmed, so the
-  same requests get the same outcomes again.
+- Before the checkpoint is complete, the next process loads the earlier checkpoint. No later outcome is confirmed, so
+  the same requests get the same outcomes again.
 - After that, the next process confirms the position of the checkpoint, and no outcome is trained on twice.
 
-The ledger has the number of the newest confirmed position before the outcomes of that position are confirmed. So a
-checkpoint that is older than the ledger is refused, because the outcomes after it would not come again.
+The ledger records the number of a position before it confirms the outcomes of that position. So a checkpoint that is
+older than the newest confirmed position is refused, because the outcomes after it would not come again.
 """
 
 import asyncio
@@ -21,21 +21,21 @@ from osmosis_grpc.protocol.types import RolloutOutcome
 from osmosis_grpc.storage.ledger import SqliteLedger
 
 NOTE = "osmosis_grpc.position"
-"""The name of the ledger's note with the number of the newest confirmed position."""
+"""The name of the note in the ledger that has the number of the newest confirmed position."""
 SPARE = 1024
-"""How many confirmed outcomes may be remembered, before they are looked for and forgotten."""
+"""About this many confirmed outcomes may be remembered before they are searched for and forgotten."""
 
 
 class LedgerPosition:
-    """The outcomes that a program has got from its trainer. Remembers nothing without a ledger."""
+    """The outcomes that a program has received from its trainer. Without a ledger, it remembers nothing."""
 
     def __init__(self, ledger: SqliteLedger | None) -> None:
         self._ledger = ledger
         self._taken: dict[str, tuple[int, str]] = {}
-        """Attempt and result id by rollout id. Some may be confirmed."""
+        """The attempt and result id of each outcome, by rollout id. Some may be confirmed already."""
 
     def take(self, outcomes: Iterable[RolloutOutcome]) -> None:
-        """Note outcomes that the program gets now."""
+        """Remember outcomes that the program receives now."""
         if self._ledger is None:
             return
         self._taken |= {each.rollout_id: (each.attempt, each.result_id) for each in outcomes}
@@ -54,7 +54,7 @@ class LedgerPosition:
 
 
 async def confirm(ledger: SqliteLedger, position: Mapping[str, Any]) -> None:
-    """Confirm the outcomes of a position. Idempotent. Raises as Trainer.confirm() does."""
+    """Confirm the outcomes of a position. Idempotent. Raises the errors of Trainer.confirm()."""
     try:
         number, outcomes = int(position["number"]), [(str(a), int(b), str(c)) for a, b, c in position["outcomes"]]
     except (KeyError, TypeError, ValueError) as error:

@@ -1,7 +1,7 @@
-"""Repeated warnings of a trainer: about servers that cannot be reached or drain, and about outcomes.
+"""Warnings of a trainer that would repeat: about servers that cannot be reached or drain, and about outcomes.
 
-The first outcome from an earlier run and the first untrainable rollout get a warning, and later ones are counted in
-totals. Without logging configuration, Python's handler of last resort writes the warnings to stderr.
+The first outcome from an earlier run and the first untrainable rollout are logged as warnings. Later ones are only
+counted, and the totals are logged. If logging is not configured, Python writes the warnings to stderr.
 """
 
 import logging
@@ -15,11 +15,11 @@ from osmosis_grpc.protocol.types.outcome import clip, printable
 log = logging.getLogger(__name__)
 
 EVERY = 5.0
-"""Seconds between two warnings of one server."""
+"""Seconds between two warnings about one server."""
 REFUSED_EVERY = 60.0
-"""Seconds between two warnings about a server that refuses with a permanent error."""
+"""Seconds between two warnings about a server that refuses connections with a permanent error."""
 RESTART = 30.0
-"""A server that said that it restarts is expected back within this many seconds. Until then its port may be closed."""
+"""A server that has announced a restart is expected back within this many seconds. Its port may be closed meanwhile."""
 
 
 class Unreached:
@@ -41,7 +41,7 @@ class Unreached:
         self._restarts_until = float("-inf")
 
     def failed(self, error: CallError | None) -> None:
-        """Record a failed call, and log a warning if one is due. None means that the server ended the connection."""
+        """Record a failed call, and log a warning if one is due. `error` is None if the server ended the connection."""
         refused = is_permanent(error)
         if refused != self._refused:
             self._warned = float("-inf")
@@ -51,7 +51,7 @@ class Unreached:
         self.warn()
 
     def warn(self) -> None:
-        """Log a warning, unless the last one was just now."""
+        """Log a warning, unless the last one is too recent."""
         now, pause = self._monotonic(), REFUSED_EVERY if self._refused else EVERY
         if now - self._warned < 0.8 * pause:  # a check every EVERY seconds may come a little too early
             return
@@ -66,17 +66,17 @@ class Unreached:
 
 
 def warn_draining(names: Collection[str], waiting: int) -> None:
-    """Log that all reachable servers drain, and how many rollouts wait for one that accepts rollouts."""
+    """Log that all reachable servers are draining, and how many rollouts wait for a server that accepts them."""
     rollouts = "1 rollout waits" if waiting == 1 else f"{waiting} rollouts wait"
     log.warning("all servers drain: %s; %s until one accepts rollouts again", ", ".join(names), rollouts)
 
 
 MAX_REASON = 512
-"""The most bytes of a reason in a warning."""
+"""A warning shows at most this many bytes of a reason."""
 
 
 class EarlierOutcomes:
-    """Counts all outcomes, and the outcomes from an earlier run."""
+    """Counts all outcomes, and those from an earlier run."""
 
     def __init__(self) -> None:
         self._begin()
@@ -84,11 +84,11 @@ class EarlierOutcomes:
     def _begin(self) -> None:
         self._outcomes = self._earlier = self._reported = self._attempt = 0
         self._server_restarted = False
-        """Whether a counted outcome ended in an earlier process of the server."""
+        """Whether the rollout of a counted outcome ended in an earlier process of the server."""
         self._changes: dict[str, str] = {}
 
     def count(self, outcome: RolloutOutcome) -> None:
-        """Count an outcome. Logs a warning at the first outcome from an earlier run."""
+        """Count an outcome. Log a warning at the first outcome from an earlier run."""
         self._outcomes += 1
         earlier = outcome.from_journal
         if earlier is None:
@@ -126,10 +126,10 @@ class UntrainableOutcomes:
     def __init__(self) -> None:
         self._completed = self._untrainable = 0
         self._reason = ""
-        """Why the first untrainable rollout is not trainable."""
+        """The reason of the first untrainable rollout."""
 
     def count(self, outcome: RolloutOutcome) -> None:
-        """Count an outcome. Evaluations and rollouts that did not complete are left out."""
+        """Count an outcome. Ignore evaluations, and rollouts that did not complete."""
         if outcome.evaluation or outcome.status is not OutcomeStatus.COMPLETED:
             return
         self._completed += 1

@@ -1,8 +1,8 @@
 """An event loop in its own thread, for callers that are not async.
 
 LoopThread runs awaitables and async iterators for other threads. It does not depend on Trainer. anyio's BlockingPortal
-does the same, except when an async policy blocks the loop: starting a call then blocks as well, and Ctrl-C does not
-end the program.
+does almost the same, but if an async policy blocks the loop, starting a call blocks as well, and Ctrl-C does not end
+the program.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ class LoopThread:
         self._failure: TrainerFailed | None = None
         """The error that has ended the thread."""
         self._submitting = threading.Lock()
-        """Held while work is submitted to the loop, so that no work is submitted to a stopped loop."""
+        """Held while work is submitted, so that no work goes to a stopped loop."""
 
     @property
     def running(self) -> bool:
@@ -46,7 +46,7 @@ class LoopThread:
         return self._loop is not None and self._guard is not None and not self._guard.forked
 
     def start(self) -> None:
-        """Start the thread, and wait until its loop runs. Raises RuntimeError when it runs already, TrainerFailed."""
+        """Start the thread, and wait until its loop runs. Raises RuntimeError if it runs already, and TrainerFailed."""
         if self._loop is not None:
             raise RuntimeError("the trainer is open already")
         self._guard = ForkGuard("this SyncTrainer")
@@ -99,7 +99,7 @@ class LoopThread:
             return await anext(values, _END)
 
         async def close() -> None:
-            if step is not None and not step.done():  # after Ctrl-C, its cancellation is on its way
+            if step is not None and not step.done():  # after Ctrl-C, its cancellation may not have arrived yet
                 step.cancel()
                 await asyncio.wait({step})
             if isinstance(values, AsyncGenerator):
@@ -115,7 +115,7 @@ class LoopThread:
                 self.call(close)
 
     def stop(self) -> None:
-        """Cancel what still runs on the loop, and end the thread."""
+        """Cancel everything that still runs on the loop, and end the thread."""
         if self._guard is not None:
             self._guard.close()
         with self._submitting:

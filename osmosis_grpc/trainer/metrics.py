@@ -1,6 +1,6 @@
-"""Counts what a trainer does, as a flat dict for W&B, TensorBoard or MLflow, and as families for Prometheus.
+"""The metrics of a trainer: as a flat dict for W&B, TensorBoard or MLflow, and as metric families for Prometheus.
 
-Metrics is called with outcomes and policy replies; it knows no transport and starts no task.
+Metrics counts outcomes and policy replies. It does not depend on a transport, and starts no task.
 """
 
 import math
@@ -32,10 +32,10 @@ def version_lag(outcome: RolloutOutcome, version: str | int) -> float | None:
 
     Args:
         outcome: The outcome.
-        version: The version to compare with, usually that of the next step.
+        version: The version to compare with, usually the version of the next step.
 
     Returns:
-        The number; None if the outcome has no sampled tokens, or if a version is missing or is not a number.
+        The number of versions; None if the outcome has no sampled tokens, or if a version is missing or no number.
     """
     current = version_number(str(version))
     segments = [segment for sample in outcome.samples.values() for segment in sample.segments if segment.sampled]
@@ -56,9 +56,9 @@ def version_number(version: str) -> float | None:
 
 
 RECENT = 1024
-"""Means and percentiles are computed from this many of the newest values."""
+"""Means and percentiles cover this many of the newest values."""
 MAX_REASONS = 64
-"""The most kinds of failure that are counted by name; others are counted as `failures/other`."""
+"""At most this many kinds of failure are counted by name. Others are counted as `failures/other`."""
 _REASON_CHARS = 64
 _NOT_IN_NAMES = re.compile(r"[^\w.\- ]", re.ASCII)
 """Characters that MLflow does not allow in a name."""
@@ -91,18 +91,18 @@ class Recent:
         self._values: deque[float] = deque(maxlen=RECENT)
 
     def add(self, value: float) -> None:
-        """Add a value. If there are too many values, drop the oldest value."""
+        """Add a value. If there are more than RECENT, drop the oldest."""
         self._values.append(value)
 
     def read(self, name: str, *statistics: str) -> Iterator[tuple[str, float]]:
-        """Yield the named statistics of _STATISTICS for the values. Yield nothing without a value."""
+        """Yield the named statistics of _STATISTICS, or nothing if there are no values."""
         values = list(self._values)
         if values:
             yield from ((f"{name}/{statistic}", float(_STATISTICS[statistic](values))) for statistic in statistics)
 
 
 class Tally:
-    """Counts the outcomes of training, or of evaluations."""
+    """Counts outcomes, either those of training or those of evaluations."""
 
     def __init__(self) -> None:
         self.counts = Counter(dict.fromkeys([*map(_status, OutcomeStatus), "rollouts/from_journal"], 0))
@@ -119,7 +119,7 @@ class Tally:
         reward = outcome.mean_reward
         if reward is not None:
             self._rewards.add(reward)
-        if outcome.from_journal is not None:  # its times and versions belong to an earlier run
+        if outcome.from_journal is not None:  # the times and versions belong to an earlier run
             self.counts["rollouts/from_journal"] += 1
             return
         self._seconds.add(outcome.metrics.total_latency_ms / 1000)
@@ -157,7 +157,7 @@ class Metrics:
         """The durations of rollouts for training, and of evaluations."""
         self.chat_durations = Histogram(CHAT_SECONDS)
         self.answered_calls, self.made_calls = Calls("server"), Calls("client")
-        """The RPCs that the trainer answers and makes."""
+        """The RPCs that the trainer answers, and those that it makes."""
 
     def ended(self, outcome: RolloutOutcome, version: str) -> None:
         """Count an outcome. `version` is the policy's current version."""
@@ -275,7 +275,7 @@ _NAMES: dict[str, tuple[Family, Labels]] = {
     "policy/lag/max": (LAG_MAX, ()),
     "policy/version": (VERSION, ()),
 }
-"""Names of metrics() with their family and labels."""
+"""Maps the names of metrics() to their family and labels."""
 
 
 class TrainerMetrics(Source):

@@ -1,7 +1,7 @@
 """Records the outcomes that agent servers report, and answers the servers.
 
-If an outcome refers to chats that are not in the cache, the recorder first reads the rollout's events. For each
-server, the bytes of the outcomes that wait for events are limited, because a server could report any number of them.
+If an outcome refers to chats that are not in the cache, the recorder first reads the rollout's events. A server could
+report any number of such outcomes, so their total size is limited for each server.
 """
 
 import asyncio
@@ -25,12 +25,12 @@ READ = job("trainer.read_events", OnFailure.REPORT)
 OVERDUE = job("trainer.overdue_outcome", OnFailure.REPORT, "timer")
 
 UNCLAIMED_RETRY = 5.0
-"""When no caller waits for a rollout, its server reports the outcome again after this many seconds."""
+"""If no caller waits for a rollout, its server reports the outcome again after this many seconds."""
 
 READING_BYTES = 64 * 1024 * 1024
-"""The most bytes of one server's outcomes that wait for events. Further outcomes are refused for now."""
+"""The outcomes of one server that wait for events may have this many bytes. Further outcomes are refused for now."""
 READING_COST = 64 * 1024
-"""Bytes that are added to the size of each waiting outcome."""
+"""The bytes by which each waiting outcome counts more than its size."""
 READING_RETRY = 1.0
 """A server reports a refused outcome again after this many seconds."""
 
@@ -53,14 +53,14 @@ class OutcomeRecorder:
         self._supervisor = scheduler.supervisor
         self._reading: dict[ReadingKey, asyncio.Task[None]] = {}
         self._overdue: dict[RolloutKey, asyncio.TimerHandle] = {}
-        """One timer for each rollout with an outcome that cannot be recorded yet."""
+        """A timer for each rollout whose outcome cannot be recorded yet."""
         self._waiting_bytes: Counter[AgentServerLink] = Counter()
 
     def take(self, report: Report) -> None:
         """Record an outcome and answer its server. If needed, read the rollout's events first.
 
-        The answer is Aborted for a lower attempt, and Unavailable if no caller waits for the rollout, or if too many of
-        the server's outcomes wait for events. An outcome that cannot be read ends its rollout.
+        The answer is Aborted for a lower attempt, and Unavailable if no caller waits for the rollout or too many
+        outcomes of the server wait for events. If an outcome cannot be parsed, its rollout ends with an error.
         """
         self._supervisor.call(TAKE, self._take, report, report=partial(self._fail, report, TAKE))
 
@@ -76,8 +76,8 @@ class OutcomeRecorder:
                 self._scheduler.refused(rollout, Internal(problem))
                 self._scheduler.changed()
             return
-        # An earlier process of this trainer may have started a higher attempt that it lost at its end. Then the server
-        # has ended the attempt that is the newest here as superseded.
+        # An earlier process of this trainer may have started a higher attempt that was not in its ledger when it ended.
+        # Then the server has ended the attempt that is the newest here as superseded.
         if rollout is not None and not rollout.ending and _is_superseded(outcome, rollout.key):
             self._scheduler.lost(rollout, "its server has ended it for a higher attempt of an earlier process")
         try:
@@ -98,7 +98,7 @@ class OutcomeRecorder:
             self._record(report, outcome)
 
     def close(self) -> None:
-        """Read no more events."""
+        """Stop reading events."""
         for task in self._reading.values():
             task.cancel()
         for timer in self._overdue.values():
@@ -107,7 +107,7 @@ class OutcomeRecorder:
     def _record(self, report: Report, outcome: RolloutOutcome, chats: Sequence[ChatRow] = ()) -> None:
         rollout = self._rollouts.get(outcome.rollout_id)
         if rollout is not None and rollout.request.evaluation and not outcome.evaluation:
-            # An older server does not return `evaluation`. The ledger keeps `raw`, so `raw` gets `evaluation`, too.
+            # An older server does not return `evaluation`. It is set in `raw` too, because the ledger stores `raw`.
             outcome, report.raw.evaluation = replace(outcome, evaluation=True), True
         failed = rollout.failed_by(outcome) if rollout is not None else None
         if failed is not None and outcome.status is OutcomeStatus.FAILED:
@@ -119,7 +119,7 @@ class OutcomeRecorder:
         self._cache.record(outcome, report.raw, recorded, abandoned=abandoned, chats=chats)
 
     def _recorded(self, report: Report, receipt: Receipt | CallError, outcome: RolloutOutcome | None) -> None:
-        """Give a recorded outcome to its callers, and answer the server."""
+        """Pass a recorded outcome to its callers, and answer the server."""
         rollout = self._rollouts.get(report.key[0])
         if outcome is not None and rollout is not None:
             if rollout.server is not None:
@@ -170,7 +170,7 @@ class OutcomeRecorder:
                 return
             if (
                 rollout.server is None or not rollout.server.attached
-            ):  # its server may come back, or count as lost later
+            ):  # its server may come back, or count as lost later: wait once more
                 self._limit(server, report)
                 return
             problem = "it refers to chats that are not known here, and its events did not name them in time"

@@ -1,4 +1,4 @@
-"""Chooses the next rollout that is sent, and its agent server."""
+"""Chooses which rollout is sent next, and to which agent server."""
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
@@ -8,27 +8,27 @@ from osmosis_grpc.trainer.annotate import RecentServers
 from osmosis_grpc.trainer.server_availability import Servers
 
 MAX_AFFINITY_KEYS = 16_384
-"""The number of affinity keys whose servers are kept. The key whose last rollout is the oldest is forgotten first."""
+"""The servers of this many affinity keys are remembered. The key that was used longest ago is forgotten first."""
 
 
 class Placement:
-    """Chooses the server with the most free slots. A group stays on its servers, and a fork goes to its original."""
+    """Chooses the server with the most free slots. Affinity keys keep their servers, forks go to their original."""
 
     def __init__(self, servers: Servers, rollouts: Mapping[str, Rollout], recent_servers: RecentServers) -> None:
         self.recent_servers = recent_servers
         self._servers = servers
         self._rollouts = rollouts
         self._by_affinity_key: OrderedDict[str, set[AgentServerLink]] = OrderedDict()
-        """The servers that got rollouts with an affinity key."""
+        """The servers that got rollouts with an affinity key, by the key."""
 
     def server_for(self, rollout: Rollout) -> AgentServerLink | None:
-        """Return the server with the most free slots; None if all servers are full.
+        """Return the server with the most free slots; None if no suitable server has one.
 
-        Only servers that host the rollout's agent loop are considered. If some of these servers already got rollouts
-        with the same affinity key and do not drain, only they are considered.
+        Suitable servers host the rollout's agent loop. If some of them already got rollouts with the same affinity key
+        and are not draining, only these are suitable.
 
-        A fork goes to the server of its original if that is known. Otherwise one server after the other is tried until
-        one has the original.
+        A fork goes to the server of its original if that is known. Otherwise the servers are tried one by one until one
+        has the original.
         """
         fork = rollout.request.fork
         original = self._server_of(fork.rollout_id) if fork is not None else None
@@ -36,8 +36,8 @@ class Placement:
             return original if original.attached and original.free > 0 else None
         hosts = self._hosts(rollout)
         if not hosts and self._all_usable:
-            # No server hosts the agent loop. So the rollout goes to one of the attached servers, and this server
-            # refuses it. The refusal names the agent loops of the server.
+            # No server hosts the agent loop. Send the rollout to any server: it will refuse it with an error that names
+            # its agent loops.
             hosts = self._servers.usable
         if rollout.affinity_key:
             chosen = self._by_affinity_key.get(rollout.affinity_key, ())
@@ -69,7 +69,7 @@ class Placement:
         return len(self._servers.usable) == len(self._servers.named)
 
     def _hosts(self, rollout: Rollout) -> list[AgentServerLink]:
-        """Return the usable servers that host a rollout's agent loop. Leaves out a server that lacks its original."""
+        """Return the usable servers that host a rollout's agent loop, without those that lack a fork's original."""
         usable, lacking = self._servers.usable, rollout.without_original
         return [server for server in usable if server.hosts(rollout.request.agent_loop) and server not in lacking]
 
@@ -80,7 +80,7 @@ class Placement:
 
 
 class RolloutQueue:
-    """The rollouts of one trainer that no server has, in order of arrival, one queue for each agent loop."""
+    """The rollouts of one trainer that wait for a server, in order of arrival. Each agent loop has its own queue."""
 
     def __init__(self) -> None:
         self._queues: dict[str, deque[Rollout]] = {}
@@ -99,8 +99,8 @@ class RolloutQueue:
     def send(self, sent: Callable[[Rollout], bool]) -> None:
         """Call `sent` with each rollout, and remove the rollout if `sent` returns True.
 
-        A rollout with an affinity key waits for certain servers, and so does a fork. If `sent` returns False for any
-        other rollout, no server has a free slot for its agent loop. Then send() skips the rest of this queue.
+        A fork, or a rollout with an affinity key, may wait for certain servers. If `sent` returns False for any other
+        rollout, no server has a free slot for its agent loop, so skip the rest of this queue.
         """
         for agent_loop, queue in list(self._queues.items()):
             unsent: list[Rollout] = []

@@ -1,4 +1,4 @@
-"""Shows how many rollouts run, ended and failed: a bar of rich on a terminal, otherwise plain lines."""
+"""Shows how many rollouts are running, ended and failed: as a bar of rich on a terminal, otherwise as plain lines."""
 
 import asyncio
 import logging
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _LINE_PERIOD = 5.0
-"""The least seconds between two lines."""
+"""At least this many seconds pass between two lines."""
 _RATE_OVER = 256
-"""The number of newest ends of rollouts from which the shown rate is computed."""
+"""The rate is computed over this many of the rollouts that ended last."""
 
 
 class Progress:
-    """Counts the rollouts of one run(). Used as a context manager, on the event loop's thread.
+    """Counts the rollouts of one run(). Use it as a context manager, on the event loop's thread.
 
     Args:
         total: The expected number of rollouts; None if unknown.
-        file: Where it is shown, by default on stderr. A bar needs a terminal and rich (the extra `server`).
+        file: Where the progress is shown; by default stderr. A bar needs a terminal and rich (the extra `server`).
     """
 
     def __init__(self, total: int | None = None, *, file: TextIO | None = None) -> None:
@@ -86,13 +86,13 @@ class Progress:
             try:
                 self._file.write(f"rollouts: {self}\n")
                 self._file.flush()
-            except (OSError, ValueError) as error:  # the file is closed, but the rollouts continue
+            except (OSError, ValueError) as error:  # for example, the file is closed: the rollouts go on without it
                 self._file = None
                 log.warning("progress is not shown any more: %s", error)
 
 
 def _bar(file: TextIO) -> "RichProgress | None":
-    """Return a bar; None if the file is not a terminal that can draw it. Other output there appears above the bar."""
+    """Return a bar; None if the file is not a terminal that can draw it. Other output appears above the bar."""
     try:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn

@@ -15,7 +15,7 @@ from osmosis_grpc.protocol.types.requests import check_id
 from osmosis_grpc.protocol.wire.rollout import init_to_wire
 
 MAX_INIT_BYTES = MAX_MESSAGE_BYTES - 64 * 1024
-"""The most bytes of a request. A message also needs space for the callback and the frame."""
+"""The largest size of a request, in bytes. It leaves space in the message for the callback and the frame."""
 
 
 class RolloutFields(TypedDict, total=False):
@@ -55,7 +55,7 @@ _KINDS = dict(_plain_kinds())
 
 
 def checked(request: RolloutRequest | None, changes: RolloutFields | Mapping[str, Any]) -> RolloutRequest:
-    """Return the request with `changes`. Raises TypeError, and InvalidArgument with the field's name."""
+    """Return the request with `changes`, after checking it. Raises TypeError, and InvalidArgument naming the field."""
     if request is not None and not isinstance(request, RolloutRequest):
         raise TypeError(f"a RolloutRequest or its fields by name is needed, not a {type(request).__name__}")
     known = [field.name for field in fields(RolloutRequest)]
@@ -89,6 +89,6 @@ def checked(request: RolloutRequest | None, changes: RolloutFields | Mapping[str
 
 
 def check_selection(rollout_id: str, group_id: str, prefix: str, *, everything: bool) -> None:
-    """Raise InvalidArgument unless exactly one of a rollout, a group, a prefix and everything is selected."""
+    """Raise InvalidArgument unless exactly one of the four arguments is set."""
     if sum(map(bool, (rollout_id, group_id, prefix, everything))) != 1:
         raise InvalidArgument("selection", "name a rollout_id, a group_id, a prefix, or everything=True")

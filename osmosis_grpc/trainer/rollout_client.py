@@ -59,18 +59,18 @@ class InitResult:
 
 
 class RolloutClient:
-    """Talks to one agent server. Used as `async with RolloutClient("HOST:PORT") as client`.
+    """Talks to one agent server. Use it as `async with RolloutClient("HOST:PORT") as client`.
 
-    Methods raise CallError.
+    All methods that call the server raise CallError.
 
     Args:
         target: HOST:PORT of the server.
-        timeout: Seconds after which a unary call fails.
-        lost_after: After a break, events() reconnects until the server was away for this many seconds.
+        timeout: The time limit of a unary call, in seconds.
+        lost_after: After a lost connection, events() tries to reconnect for this many seconds.
         token: The bearer token of every call. Without TLS, it is sent only to this machine unless `insecure` is set.
         tls: The files for TLS.
         insecure: Whether the token may be sent to other machines without TLS.
-        system: Clocks and random numbers. Tests replace it.
+        system: The clock and the random numbers. Tests replace it.
 
     Raises:
         ValueError: The target is malformed, or needs TLS.
@@ -131,7 +131,7 @@ class RolloutClient:
         again.
 
         Args:
-            request: The request. Its fields can also be given by name.
+            request: The request. You can also pass its fields by name.
             callback: Where the trainer listens for chats and the outcome: trainer.callback().
             **changes: Fields of RolloutRequest.
         """
@@ -151,7 +151,7 @@ class RolloutClient:
 
         Args:
             rollout_id: The rollout.
-            attempt: Which attempt; 0 means the highest.
+            attempt: The attempt; 0 means the highest.
         """
         answer = await self._call(self._stub.GetRollout, pb.GetRolloutRequest(rollout_id=rollout_id, attempt=attempt))
         return ROLLOUT.from_wire(answer.rollout)
@@ -167,10 +167,10 @@ class RolloutClient:
         """Yield the caller's rollouts in the order of their acceptance, page by page.
 
         Args:
-            where: Selects rollouts. Without it, `group_id` and `undelivered` do.
-            group_id: Only the rollouts of this group.
-            undelivered: Only rollouts whose outcome is not delivered.
-            newest_first: Reverses the order.
+            where: Selects the rollouts. It cannot be combined with `group_id` or `undelivered`.
+            group_id: Yield only the rollouts of this group.
+            undelivered: Yield only rollouts whose outcome is not delivered.
+            newest_first: Whether to reverse the order.
 
         Raises: TypeError: `where` is combined with another condition.
         """
@@ -188,12 +188,12 @@ class RolloutClient:
     async def page(
         self, where: RolloutFilter = EVERY, token: str = "", *, limit: int = 0, newest_first: bool = False
     ) -> tuple[list[RolloutInfo], str]:
-        """Return a page of the caller's rollouts, and the token of the next page. After the last page it is empty.
+        """Return a page of the caller's rollouts, and the token of the next page, which is "" after the last page.
 
         Args:
-            where: Selects rollouts.
-            token: The token of the page; empty for the first one.
-            limit: The most rows; 0 means the server's default.
+            where: Selects the rollouts.
+            token: The token of the page; "" for the first page.
+            limit: The largest number of rows; 0 means the server's default.
             newest_first: Whether the page begins with the rollout that was accepted last.
         """
         request = FILTER.to_wire(where)
@@ -219,10 +219,10 @@ class RolloutClient:
             prefix: Cancel the rollouts whose ids begin with this text.
             everything: Cancel all rollouts.
             attempt: The attempt of `rollout_id`; 0 means the newest.
-            reason: Why, for the outcome.
+            reason: The reason, for the outcome.
 
         Raises:
-            InvalidArgument: Not exactly one of the first four is given.
+            InvalidArgument: Not exactly one of the first four arguments is set.
         """
         check_selection(rollout_id, group_id, prefix, everything=everything)
         request = pb.CancelRequest(attempt=attempt, reason=reason)
@@ -239,14 +239,14 @@ class RolloutClient:
         Args:
             rollout_id: The rollout.
             annotation: The annotation.
-            attempt: Which attempt; 0 means the newest.
+            attempt: The attempt; 0 means the newest.
 
         Returns:
-            The number of its event, and whether this call has added it.
+            The number of the annotation's event, and whether this call has added it.
 
         Raises:
             NotFound: The server does not have the rollout.
-            AlreadyExists: Another annotation has the id.
+            AlreadyExists: Another annotation has the same id.
             InvalidArgument: The annotation does not fit the outcome.
         """
         request = annotate_request(rollout_id, attempt, annotation)
@@ -256,14 +256,15 @@ class RolloutClient:
     async def events(
         self, rollout_id: str, *, after: int = 0, attempt: int = 0
     ) -> AsyncGenerator[TrajectoryEvent, None]:
-        """Yield a rollout's events so far, and then its new events until the last event.
+        """Yield a rollout's events so far, and then its new events until the last one.
 
-        After a broken stream, a new stream continues with the next event. Events of a newer protocol are left out.
+        If the stream breaks, a new stream continues with the next event. Kinds of events that only a newer protocol
+        knows are left out.
 
         Args:
             rollout_id: The rollout.
-            after: Only events with higher numbers are yielded.
-            attempt: Which attempt; 0 means the newest.
+            after: Yield only events with higher numbers.
+            attempt: The attempt; 0 means the newest.
 
         Raises:
             Unavailable: The server is lost, or this client was closed.
@@ -291,11 +292,11 @@ class RolloutClient:
     async def all_events(
         self, cursor: str = "", from_now: bool = False
     ) -> AsyncGenerator[tuple[str, TrajectoryEvent | None], None]:
-        """Yield the events of all rollouts, without end. Each value is a cursor and an event; None for a heartbeat.
+        """Yield the events of all rollouts, endlessly. Each value is a cursor and an event, or None for a heartbeat.
 
         Args:
-            cursor: Only events after this cursor are yielded.
-            from_now: Whether only new events are yielded.
+            cursor: Yield only events after this cursor.
+            from_now: Whether to yield only new events.
 
         Raises:
             Unavailable: The stream broke. Call again with the last cursor.
@@ -336,7 +337,7 @@ class RolloutClient:
                 yield response
         except grpc.aio.AioRpcError as error:
             raise await explained(self.target, self._credentials, error_of(error)) from None
-        except asyncio.CancelledError:  # of the reader's task, or of the call
+        except asyncio.CancelledError:  # the reader's task was cancelled, or only the call
             raise_if_cancelled()
             raise Unavailable("the client was closed") from None
         finally:

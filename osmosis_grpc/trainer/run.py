@@ -1,4 +1,4 @@
-"""Many rollouts at a time: Trainer.run(), and the base of groups() and evaluate()."""
+"""Runs many rollouts at a time. Implements Trainer.run(), and is the base of groups() and evaluate()."""
 
 import asyncio
 import logging
@@ -32,7 +32,7 @@ Requests = Iterable[RolloutRequest] | AsyncIterable[RolloutRequest]
 Ended = tuple[RolloutRequest, RolloutOutcome]
 
 REMEMBERED = 65_536
-"""The number of newest requests whose ids a run refuses to run again."""
+"""A run refuses a request whose id is among this many of its newest requests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,13 +46,13 @@ class RunOptions:
     colocate_groups: bool
     """Whether all rollouts of a group go to one server."""
     retries: int = 0
-    """How often a failed rollout is run again."""
+    """How many times a failed rollout runs again."""
     progress: bool = False
-    """Whether stderr shows the progress."""
+    """Whether to show the progress on stderr."""
     evaluation: bool = False
     """Whether every request is marked as an evaluation."""
     max_version_lag: int | None = None
-    """A completed rollout runs again if one of its tokens is more versions behind than this; None for no limit."""
+    """A completed rollout runs again if its oldest token is more versions behind than this; None for no limit."""
 
     def __post_init__(self) -> None:
         if self.group_size < 1 or self.max_in_flight < 1:
@@ -64,16 +64,16 @@ class RunOptions:
 
 
 class Run:
-    """One call of Trainer.run(). Starts rollouts while slots are free. Yields each outcome when its rollout ends.
+    """One call of Trainer.run(). It starts rollouts while slots are free, and yields each outcome.
 
     Trainer.groups() uses a subclass.
     """
 
     raises_at_once = False
-    """Whether the run raises the first exception of the policy."""
+    """Whether the run raises the first exception of the policy at once."""
     yields_refused = True
-    """Whether a refused rollout is yielded as FAILED. If not, the run raises when a whole group is refused or has
-    already run."""
+    """Whether a refused rollout is yielded as FAILED. If not, the run raises if a whole group is refused or has already
+    run."""
 
     def __init__(self, submissions: Submissions, options: RunOptions) -> None:
         self._submissions = submissions
@@ -85,13 +85,13 @@ class Run:
         self._fed: dict[tuple[str, int], None] = {}
         self._slots = asyncio.Semaphore(options.max_in_flight)
         self._without_slot = 0
-        """The number of rollouts that were started without a free slot. As many slots are not released later."""
+        """The number of rollouts that were started without a free slot. The same number of releases is skipped."""
         self._finished: asyncio.Queue[Rollout | PolicyFailure | BaseException | None] = asyncio.Queue()
         self._started: Counter[Rollout] = Counter()
         self._tries: Counter[str] = Counter()
         self._failed: dict[str, int] = {}
-        """How many members of each group failed because of the policy. Leaves out groups with a member that ended in
-        another way."""
+        """How many members of each group failed because of the policy or were refused. A member that ends otherwise
+        removes its group."""
         self._feeding = ""
         """The id of the request whose members are being started."""
 
@@ -129,9 +129,9 @@ class Run:
                     self._leave(rollout)
 
     def abandon(self, group_id: str) -> list[RolloutOutcome]:
-        """Cancel the running members of a group, and start no further members. A slot is freed when its rollout ends.
+        """Cancel the running members of a group, and start no further members. Return its outcomes that nobody took.
 
-        Returns the outcomes of the group that were not yielded.
+        Each slot is freed when its rollout ends.
         """
         untaken: list[RolloutOutcome] = []
         if self._feeding == group_id:
@@ -166,13 +166,13 @@ class Run:
                     self._start(member)
             if not self._fed:
                 log.warning("%s() got no requests; an iterator can be read only once", self.name)
-        except Exception as error:  # an error of a request or of the caller's iterator is not a failure of this job
+        except Exception as error:  # from a request or the caller's iterator: not a failure of this job
             self._finished.put_nowait(error)
         finally:
             self._finished.put_nowait(None)
 
     def _start(self, request: RolloutRequest) -> None:
-        """Start a rollout. It keeps its slot until ended() takes its outcome. Raises AlreadyExists, Aborted."""
+        """Start a rollout, which keeps its slot until ended() takes its outcome. Raises AlreadyExists, Aborted."""
         try:
             affinity_key = request.group.id if self._options.colocate_groups and request.group else ""
             rollout = self._submissions.submit(request, affinity_key=affinity_key)
@@ -192,9 +192,9 @@ class Run:
         rollout.done.add_done_callback(lambda _: self._finished.put_nowait(rollout))
 
     def _start_again(self, rollout: Rollout, outcome: RolloutOutcome) -> bool:
-        """Start a stale or failed rollout with a higher attempt in the same slot.
+        """Start a stale or failed rollout again in the same slot, as a higher attempt.
 
-        Returns False if the outcome is final. A failed rollout may have no retries left.
+        Return False if the outcome is final, for example because a failed rollout has no retries left.
         """
         rollout_id = outcome.rollout_id
         if self.is_stale(outcome):
@@ -211,10 +211,10 @@ class Run:
         return True
 
     def _raise_if_all_failed(self, rollout: Rollout, outcome: RolloutOutcome) -> None:
-        """Raise the policy's exception if all members of a rollout's group have failed because of the policy.
+        """Raise the policy's exception if it made all members of a rollout's group fail.
 
-        If the run does not yield refused rollouts, also raise the error when all members were refused, unless they have
-        run before.
+        If the run does not yield refused rollouts, also raise the error if all members were refused, unless the reason
+        is that they have run before.
         """
         size, group = self._options.group_size, rollout.request.group
         name = group.id if group is not None and size > 1 else outcome.rollout_id
@@ -232,7 +232,7 @@ class Run:
             del self._failed[next(iter(self._failed))]
 
     def is_stale(self, outcome: RolloutOutcome) -> bool:
-        """Return whether a completed rollout has a token that is too old now.
+        """Return whether a completed rollout has a token that is too old by now.
 
         Raises InvalidArgument if `max_version_lag` is set and a version is unknown.
         """
@@ -250,7 +250,7 @@ class Run:
         return lag > limit
 
     def renew(self, request: RolloutRequest, outcome: RolloutOutcome) -> None:
-        """Start a stale rollout again after its slot was released. More rollouts may then run than there are slots."""
+        """Start a stale rollout again whose slot was already released. More rollouts than slots may then run."""
         self._without_slot += 1
         self._start_newer(request, outcome)
 
@@ -280,7 +280,7 @@ class Run:
 
 
 def reason_of(outcome: RolloutOutcome) -> str:
-    """Return why a rollout is not trainable, with the type and the line of an agent's exception."""
+    """Return why a rollout is not trainable, with the type and the line of the agent's exception if there is one."""
     failure = outcome.failure
     if failure is None:
         return outcome.not_trainable_reason
@@ -292,8 +292,8 @@ def reason_of(outcome: RolloutOutcome) -> str:
 def _may_succeed(rollout: Rollout, outcome: RolloutOutcome) -> bool:
     """Return whether an ended rollout should run again, because another attempt may complete.
 
-    A failure of the agent may depend on the policy's replies, so `retryable` is ignored for such a failure. A refused
-    rollout runs again only if the refusal is retryable. A cancelled rollout does not run again.
+    A cancelled rollout should not. A refused rollout should only if the refusal is retryable. Any other failure should,
+    even if it is not `retryable`, because it may depend on the policy's replies.
     """
     if outcome.status in (OutcomeStatus.COMPLETED, OutcomeStatus.CANCELLED):
         return False

@@ -1,24 +1,25 @@
 """Scheduler sends each rollout to an agent server, and runs the rollouts of a lost server elsewhere.
 
-Theory of operation. An unfinished rollout is in one of these states, which follow from the fields of Rollout:
+Theory of operation. An unfinished rollout is in one of these states. The right column shows the fields of Rollout that
+tell:
 
     queued     no server has it: it waits in the queue, or for a timer that queues it again    server is None
     assigned   a server is chosen; with a ledger, the Init waits for its commit                not written
-    sent       the Init goes out on this connection, and again on the next one                 written, not opened
+    sent       the Init is sent on this connection, and again on the next one                  written, not opened
     open       the server has accepted the Init                                                opened
-    ending     it ends without an outcome of its server: refused, superseded, or cancelled     ending
+    ending     it ends without an outcome from its server: refused, superseded or cancelled    ending
 
-If a server refuses an attempt for now, it returns to the queue. If a server is lost or has forgotten the rollout, a
-higher attempt is queued. At the end, `done` has the outcome or an error, and the rollout is removed from `rollouts`.
+If a server refuses an attempt for now, the rollout returns to the queue. If a server is lost or has forgotten the
+rollout, a higher attempt is queued. In the end, `done` has the outcome or an error, and `rollouts` loses the rollout.
 
-Rules that every change keeps:
+Rules that every change must keep:
 
-- Only the newest attempt counts, which `rollouts` has. Lower attempts may still run, but only as entries in `leaving`
-  of their servers, where they use slots until the servers have cancelled them.
+- Only the newest attempt counts. `rollouts` has it. Lower attempts may still run, but only as entries in `leaving` of
+  their servers, where they use slots until the servers have cancelled them.
 - The ledger is written before a message is sent, except where a crash loses nothing; see ledger_entries.py.
 - No caller waits forever. Each rollout has a server, a place in the queue or a timer, or it is ending. An error in the
   background ends the rollout with that error.
-- Links report, and only the scheduler decides. It is independent of the transport and never awaits. Each method leaves
+- Links only report; the scheduler decides. It does not depend on the transport, and it never awaits. Each method leaves
   a consistent state, so commits, timers and frames may come in any order.
 """
 
@@ -54,7 +55,7 @@ log = logging.getLogger(__name__)
 SEND_AGAIN = job("trainer.send_again", OnFailure.REPORT, "timer")
 
 CANCEL_RETRY = 5.0
-"""A cancel that a server refused is repeated after this many seconds."""
+"""If a server refuses a cancel, it is sent again after this many seconds."""
 
 
 class Scheduler(SchedulerPort):
@@ -80,7 +81,7 @@ class Scheduler(SchedulerPort):
         self._loop = asyncio.get_running_loop()
         self._returning: set[asyncio.TimerHandle] = set()
         self._first_answers: asyncio.TimerHandle | None = None
-        """Runs while rollouts wait for the first answers of new servers."""
+        """The timer that ends the wait for the first answers of new servers; None if rollouts do not wait."""
 
     def forget(self, rollout: Rollout) -> None:
         if self.rollouts.get(rollout.request.rollout_id) is rollout:
@@ -94,7 +95,7 @@ class Scheduler(SchedulerPort):
         self._end_without_outcome(rollout, partial(rollout.done.set_exception, error))
 
     def _end_without_outcome(self, rollout: Rollout, end: Callable[[], None]) -> None:
-        """Stop a rollout that has no outcome of its server, drop it from the ledger, and then call `end`."""
+        """Stop a rollout without an outcome from its server, drop it from the ledger, and then call `end`."""
         if rollout.ending:
             return
         rollout.ending = True
@@ -104,7 +105,7 @@ class Scheduler(SchedulerPort):
         else:
             rollout.server.release(rollout)
             rollout.server = None
-        self._loop.call_soon(self.changed)  # its slot is free
+        self._loop.call_soon(self.changed)  # its slot is now free
 
         def dropped() -> None:
             if not rollout.done.done():
@@ -116,7 +117,7 @@ class Scheduler(SchedulerPort):
         drop(self, rollout, dropped)
 
     def end_here(self, rollout: Rollout) -> None:
-        """End a rollout that no server has. The status of its outcome is CANCELLED."""
+        """End a rollout that no server has, with the status CANCELLED."""
         rollout_id, attempt = rollout.key
         outcome = RolloutOutcome(
             rollout_id=rollout_id,
@@ -129,7 +130,7 @@ class Scheduler(SchedulerPort):
         self._end_without_outcome(rollout, partial(rollout.done.set_result, outcome))
 
     def add(self, rollout: Rollout, *, replaces: bool) -> None:
-        """Queue a new rollout. If it `replaces` a lower attempt, that one ends when the ledger has this one."""
+        """Queue a new rollout. If it `replaces` a lower attempt, that attempt ends once the ledger has this one."""
         self.rollouts[rollout.request.rollout_id] = rollout
         if replaces:
             enter(self, rollout)
@@ -137,7 +138,7 @@ class Scheduler(SchedulerPort):
         self.changed()
 
     def continue_at(self, rollout: Rollout, server_key: str) -> None:
-        """Continue a rollout of an earlier process at the server with this key, or elsewhere if there is none."""
+        """Continue a rollout of an earlier process at the server with this key, or elsewhere without that server."""
         self.rollouts[rollout.request.rollout_id] = rollout
         server = next((server for server in self.servers if server.server_key == server_key), None)
         if server is not None:
@@ -211,7 +212,7 @@ class Scheduler(SchedulerPort):
             if server.attached:  # the next connection repeats all cancels
                 server.cancel_leaving(rollout_id)
 
-        self._timer(CANCEL_RETRY, again, lambda error: None)  # otherwise the next connection repeats the cancel
+        self._timer(CANCEL_RETRY, again, lambda error: None)  # after an error, the next connection repeats the cancel
 
     def put_back(self, rollout: Rollout, after: float) -> None:
         rollout.server = None
@@ -266,7 +267,7 @@ class Scheduler(SchedulerPort):
         return timer
 
     def warn_if_all_drain(self) -> None:
-        """Log a warning if rollouts wait because all servers drain."""
+        """Log a warning if rollouts wait because all servers are draining."""
         names = self.servers.draining
         waiting = sum(rollout.server is None for rollout in self.rollouts.values()) if names else 0
         if waiting:
@@ -284,7 +285,7 @@ class Scheduler(SchedulerPort):
         self.changed()
 
     def _sent(self, rollout: Rollout) -> bool:
-        """Send a rollout to a server. Returns False if no server has a free slot for the rollout."""
+        """Send a rollout to a server, or refuse it. Return False if no server has a free slot for the rollout."""
         try:
             server = self.placement.server_for(rollout)
             if server is None:
@@ -300,7 +301,7 @@ class Scheduler(SchedulerPort):
         return True
 
     def remove(self, server: AgentServerLink, why: str) -> None:
-        """Forget a server that was removed from the list. Its rollouts run elsewhere at once, with a higher attempt."""
+        """Forget a server that was removed from the list. Its rollouts run elsewhere at once, as higher attempts."""
         self.servers.remove(server)
         server.lost(Unavailable(why))
         self.placement.leave(server)
@@ -318,7 +319,7 @@ class Scheduler(SchedulerPort):
             self.refused(rollout, job_failed(LOST, error))
 
     def _none_attached(self, error: CallError) -> None:
-        """End the rollouts that wait for a server. `error` has the reason why no server is attached."""
+        """End the rollouts that wait for a server. `error` tells why no server is attached."""
         waiting = [
             rollout
             for rollout in self.rollouts.values()
@@ -330,7 +331,7 @@ class Scheduler(SchedulerPort):
                 rollout.done.set_exception(error)
 
     def end_all(self, error: Exception) -> None:
-        """Raise this error from every waiting call."""
+        """Fail every waiting call with this error."""
         self.servers.close(error)
         for rollout in self.rollouts.values():
             if not rollout.done.done():
@@ -338,7 +339,7 @@ class Scheduler(SchedulerPort):
         self.rollouts.clear()
 
     def close(self) -> None:
-        """Raise Unavailable from every waiting call, and start nothing more."""
+        """Fail every waiting call with Unavailable, and start nothing more."""
         for timer in self._returning:
             timer.cancel()
         self._outcomes.close()

@@ -1,4 +1,4 @@
-"""The statistics of scores: means with their intervals, and pass@k."""
+"""The statistics of scores: means with confidence intervals, and pass@k."""
 
 import functools
 import math
@@ -13,11 +13,11 @@ SMALL = (12.70620474, 4.30265273, 3.18244631, 2.77644511, 2.57058184, 2.44691185
 """The t quantiles of 1 to 9 degrees of freedom at LEVEL."""
 
 ROUNDING = 1e-6
-"""Rewards are equal if they differ by at most this fraction of the largest one: sums in float32 differ by as much."""
+"""Rewards count as equal if they differ by at most this fraction of the largest: float32 sums can be off by as much."""
 
 
 def all_equal(rewards: Collection[float]) -> bool:
-    """Return whether all rewards are equal, except for rounding."""
+    """Return whether all rewards are equal, apart from rounding."""
     return len(rewards) < 2 or max(rewards) - min(rewards) <= ROUNDING * max(map(abs, rewards))
 
 
@@ -36,7 +36,7 @@ def pass_at_k(n: int, c: int, k: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean with its uncertainty. The error and the interval are None with fewer than two rows."""
+    """A mean with its standard error and confidence interval, which are None for fewer than two rows."""
 
     mean: float
     stderr: float | None
@@ -49,10 +49,10 @@ class Estimate:
 
 
 def estimate(rows: Sequence[Sequence[float]], bounds: tuple[float, float] = (-math.inf, math.inf)) -> Estimate:
-    """Return the mean of all values. `rows` has the values of each row, at least one.
+    """Return the mean of all values. `rows` has the values of each row; a row has at least one.
 
-    The standard error is that of a mean of clusters. If all rows have the same number of values, it is the standard
-    deviation of the rows' means, divided by the root of the number of rows. `bounds` limit the interval.
+    The standard error is cluster-robust, with rows as clusters. If all rows have the same number of values, it is the
+    standard deviation of the row means divided by the square root of the number of rows. `bounds` limit the interval.
     """
     count = sum(map(len, rows))
     mean = math.fsum(value for row in rows for value in row) / count
@@ -65,12 +65,12 @@ def estimate(rows: Sequence[Sequence[float]], bounds: tuple[float, float] = (-ma
 
 
 def bounds(values: Iterable[float]) -> tuple[float, float]:
-    """Return the limits of an interval: 0 and 1 if all values are from 0 to 1, otherwise none."""
+    """Return the bounds of an interval: 0 and 1 if all values are between 0 and 1, otherwise infinite ones."""
     return (0.0, 1.0) if all(0 <= value <= 1 for value in values) else (-math.inf, math.inf)
 
 
 def t_quantile(freedom: int) -> float:
-    """Return the x for which a t variable is between -x and x with the probability LEVEL, exact to 1e-5."""
+    """Return the x for which a t-distributed variable lies between -x and x with probability LEVEL, exact to 1e-5."""
     if freedom <= len(SMALL):
         return SMALL[freedom - 1]
     z = statistics.NormalDist().inv_cdf((1 + LEVEL) / 2)
@@ -93,16 +93,16 @@ class ScoreSummary:
     failed: int
     """The number of completed runs whose score failed."""
     mean: Estimate | None
-    """None without a score."""
+    """The mean score; None if there are no scores."""
     std: float | None
     """The standard deviation of the scores of all runs."""
     low: float | None
     high: float | None
     pass_at_k: Mapping[int, Estimate]
-    """For each k from 1 on for which a row has enough runs."""
+    """pass@k by k, for each k from 1 on for which some row has enough runs."""
 
     def record(self) -> dict[str, Any]:
-        """Return the summary as JSON. `pass_at_K` are the fields of the Osmosis SDK."""
+        """Return the summary as JSON. The fields pass_at_1, pass_at_2 and so on are those of the Osmosis SDK."""
         mean = Estimate(math.nan, None, None) if self.mean is None else self.mean
         return {
             "scored": self.scored,
@@ -118,17 +118,17 @@ class ScoreSummary:
 
 
 class Scores:
-    """The scores of one eval function, by row. `threshold` is the least score that passes."""
+    """The scores of one eval function, by row. `threshold` is the lowest score that passes."""
 
     def __init__(self, threshold: float = 1.0) -> None:
         self._threshold = threshold
         self._rows: dict[int, list[float]] = {}
         self._missed: dict[int, int] = {}
-        """The number of failed rollouts of each row. They did not pass."""
+        """The number of failed rollouts of each row. They count as not passed."""
         self._failed = 0
 
     def add(self, row: int, score: float | None, *, completed: bool) -> None:
-        """Add a run of a row. A rollout that did not complete has not passed; a score that failed does not count."""
+        """Add a run of a row. A rollout that did not complete counts as not passed. A failed score does not count."""
         if score is not None:
             self._rows.setdefault(row, []).append(score)
         elif completed:
@@ -154,7 +154,7 @@ class Scores:
         )
 
     def passes(self) -> dict[int, dict[int, float]]:
-        """Return pass@k of each row, by k and row. A row has each k up to the number of its runs."""
+        """Return pass@k by k and row. A row has a value for each k up to the number of its runs."""
         found: dict[int, dict[int, float]] = {}
         for row in self._rows.keys() | self._missed.keys():
             scores = self._rows.get(row, [])
@@ -168,5 +168,5 @@ class Scores:
 
 
 def shown_k(known: Collection[int]) -> list[int]:
-    """Return the k of pass@k that are shown: the powers of two and the greatest one."""
+    """Return the values of k to show: the powers of two, and the largest one."""
     return [k for k in sorted(known) if k.bit_count() == 1 or k == max(known)]

@@ -1,4 +1,4 @@
-"""The agent servers of a trainer: which can be reached, which are lost, and how many chats each may have open."""
+"""Tracks which agent servers of a trainer can be reached, which are lost, and how many chats each may have open."""
 
 import asyncio
 import contextlib
@@ -20,9 +20,9 @@ LOST = job("trainer.lost_server", OnFailure.REPORT, "timer")
 NONE_ATTACHED = job("trainer.no_server", OnFailure.FAIL_OWNER, "timer")
 
 FIRST_ANSWERS = 1.0
-"""The most seconds that rollouts wait for the first answers of new servers."""
+"""Rollouts wait at most this many seconds for the first answers of new servers."""
 _PARTING = 2 * LEAVE_TIMEOUT
-"""part() waits this many seconds until the last frames of all streams are written and read."""
+"""part() waits at most this many seconds until the last frames of all streams are written and read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +46,8 @@ class Server:
 class Servers:
     """The servers of the sources, and those that connected to this trainer. Iterates over all of them.
 
-    When a server was away for `lost_after` seconds, `lost` is called and runs the server's rollouts elsewhere. If
-    `lost` fails, `stuck` is called. When no server was attached for `lost_after` seconds, `none_attached` is called.
+    After a server was away for `lost_after` seconds, `lost` is called, which runs the server's rollouts elsewhere. If
+    `lost` fails, `stuck` is called. After no server was attached for `lost_after` seconds, `none_attached` is called.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Servers:
         self.more_may_come = False
         """Whether other servers may connect to this trainer."""
         self.why_not_more: Callable[[], list[str]] = list
-        """Return why sources name no servers."""
+        """Returns the reasons why sources name no servers."""
         self._known: list[AgentServerLink] = []
         self._first_answers_until = 0.0
         self._lost_after = config.lost_after
@@ -91,7 +91,7 @@ class Servers:
         return len(self._known)
 
     def add(self, *servers: AgentServerLink) -> None:
-        """Wait for these servers."""
+        """Add servers, and wait for their first answers."""
         self._known += servers
         self._first_answers_until = self._supervisor.system.monotonic() + FIRST_ANSWERS
         self._wait_for_any()
@@ -149,9 +149,9 @@ class Servers:
 
     @property
     def first_answers_missing(self) -> float:
-        """The most seconds that rollouts wait for the first answers of new servers; 0 if there is no need to wait.
+        """How many more seconds rollouts wait for the first answers of new servers; 0 if there is no need to wait.
 
-        Without this wait, the first server to answer would get all of them.
+        Without this wait, the first server to answer would get all rollouts.
         """
         if all(server.used or server.retired or server.problem is not None for server in self._known):
             return 0.0
@@ -159,13 +159,13 @@ class Servers:
 
     @property
     def draining(self) -> list[str]:
-        """The names of the servers that can be reached, if all of these drain; else empty."""
+        """The names of the usable servers if all of them are draining; otherwise an empty list."""
         usable = self.usable
         return [] if any(server.window for server in usable) else [server.name for server in usable]
 
     @property
     def given_up(self) -> bool:
-        """Whether no server was usable for `lost_after` seconds."""
+        """Whether the trainer gave up after `lost_after` seconds without a usable server, and still has none."""
         return self._giving_up is None and not self.usable
 
     def arrived(self, server: AgentServerLink) -> None:
@@ -179,9 +179,9 @@ class Servers:
         self.grant()
 
     async def wait_for(self, count: int, timeout: float) -> None:
-        """Wait until `count` servers can be reached. Raises CallError after `timeout` seconds.
+        """Wait until `count` servers can be used. Raises CallError after `timeout` seconds.
 
-        Raises the error of why_none() earlier if no server can be used.
+        Raises the error of why_none() earlier if the trainer gives up.
         """
         try:
             async with asyncio.timeout(timeout):
@@ -216,7 +216,7 @@ class Servers:
         return bool(named) and not self.more_may_come and all(server.refusal is not None for server in named)
 
     def left(self, server: AgentServerLink) -> None:
-        """Record that a server cannot be reached. Its rollouts wait `lost_after` seconds for the server."""
+        """Record that a server cannot be reached. Its rollouts wait for it for `lost_after` seconds."""
         self._parted.set()
         if self._closed or server.attached:
             return
@@ -226,7 +226,7 @@ class Servers:
         self._wait_for_any()
 
     def wait_anew(self) -> None:
-        """Wait `lost_after` seconds from now for each server that has rollouts of an earlier process."""
+        """Start waiting again, for `lost_after` seconds, for each server that has rollouts of an earlier process."""
         for server in self._known:
             if server.rollouts:
                 self._wait_for(server)
@@ -234,7 +234,7 @@ class Servers:
         self._wait_for_any()
 
     def drop_one(self) -> bool:
-        """Forget a server that is away and runs no rollouts. Returns False if there is no such server."""
+        """Forget one server that is away and runs no rollouts. Return False if there is no such server."""
         gone = next((s for s in self._known if not s.attached and not s.rollouts and s not in self._timers), None)
         if gone is not None:
             self._known.remove(gone)
@@ -263,7 +263,7 @@ class Servers:
             server.grant(self.share(server))
 
     async def part(self) -> None:
-        """End every connection after its queued messages are sent."""
+        """End every connection once its queued messages are sent."""
         self.parting = True
         for server in self.attached:
             server.part()
@@ -274,7 +274,7 @@ class Servers:
                     await self._parted.wait()
 
     def close(self, error: Exception) -> None:
-        """Raise this error from every call that waits for a server."""
+        """Fail every call that waits for a server with this error."""
         self._closed = True
         self._changed.set()
         for timer in (*self._timers.values(), self._giving_up):
@@ -284,9 +284,9 @@ class Servers:
             server.close(error)
 
     def why_none(self, waited: float | None = None) -> CallError:
-        """Return the error for callers that have waited for a server for `waited` seconds, `lost_after` by default.
+        """Return the error for callers that have waited for a server for `waited` seconds; the default is `lost_after`.
 
-        If every server refuses, it has the refusals.
+        If every server refuses permanently, the error contains the refusals.
         """
         refusals = [server.refusal for server in self.named if server.refusal is not None]
         if refusals and self._all_refuse:
@@ -306,7 +306,7 @@ class Servers:
         )
 
     def _wait_for_any(self) -> None:
-        """Give up after `lost_after` seconds if there is no usable server."""
+        """If there is no usable server, give up in `lost_after` seconds."""
         if self._giving_up is None and not self.usable:
             self._giving_up = self._supervisor.call_later(NONE_ATTACHED, self._lost_after, self._give_up)
 

@@ -1,7 +1,7 @@
 """The requests of a trainer's callers: one rollout for each id, even if it is requested several times.
 
-A request starts a new rollout, joins one that runs already, or gets an outcome from the ledger. Submissions also passes
-the ends of rollouts to their callers, and counts them.
+A request starts a new rollout, joins one that already runs, or gets an outcome from the ledger. Submissions also counts
+the outcomes.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from osmosis_grpc.trainer.log_warnings import EarlierOutcomes, UntrainableOutcom
 from osmosis_grpc.trainer.scheduler import Scheduler
 
 SETTLING = 5.0
-"""The most seconds that settle() waits for the outcomes of abandoned rollouts, and then again for the ledger."""
+"""settle() waits at most this many seconds for the outcomes of abandoned rollouts, and then as long for the ledger."""
 
 
 class Submissions:
@@ -31,9 +31,9 @@ class Submissions:
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
         self.failure: TrainerFailed | None = None
-        """The error of a failed trainer. Every call raises this error."""
+        """The error of a failed trainer. Every call raises it."""
         self.runs: dict[Callable[[TrainerFailed], None], None] = {}
-        """One function for each open run(), groups() or evaluate(). fail() calls each of these functions."""
+        """One function for each open run(), groups() or evaluate(). fail() calls them with the error."""
         self.group_counts: Counter[str] = Counter()
         """The values of Trainer.group_counts."""
         self.position = LedgerPosition(scheduler.ledger)
@@ -46,9 +46,9 @@ class Submissions:
     def submit(self, request: RolloutRequest, *, affinity_key: str = "") -> Rollout:
         """Queue a rollout and return it. Raises AlreadyExists, Aborted, Unavailable.
 
-        If a rollout with this id is unfinished, returns that rollout and queues no second one. An outcome in the
-        ledger is unconfirmed until the application calls its confirm(). If the ledger has an unconfirmed outcome of
-        this rollout, queues nothing and returns a rollout that gets this outcome.
+        If a rollout with this id is unfinished, return that rollout and do not queue a second one. If the ledger has an
+        unconfirmed outcome of this rollout, queue nothing and return a rollout that gets this outcome. An outcome is
+        unconfirmed until the application calls its confirm().
         """
         try:
             return self._submit(request, affinity_key)
@@ -70,8 +70,8 @@ class Submissions:
         scheduler.held.left.pop(request.rollout_id, None)
         if known is not None:
             same = replace(request, attempt=known.request.attempt)
-            # A request from the ledger was decoded from bytes. So `!=` can be True although the two requests mean the
-            # same. init_bytes() returns the same bytes for both.
+            # A request from the ledger was decoded from bytes, so `!=` can be True for equivalent requests. Their
+            # init_bytes() are equal.
             if known.request != same and init_bytes(known.request) != init_bytes(same):
                 raise AlreadyExists(
                     f"rollout {request.rollout_id} already runs with another request; use a new id",
@@ -155,10 +155,9 @@ class Submissions:
             cancelled.add_done_callback(retrieve)
 
     async def settle(self) -> None:
-        """Wait for the outcomes of abandoned rollouts, and for the ledger, before the connections are closed.
+        """Wait for the outcomes of abandoned rollouts, and for the ledger. Call this before closing the connections.
 
-        A server keeps each outcome until this trainer has answered it. A draining server stops only after these
-        answers. So this trainer answers before it closes the connections.
+        A server keeps each outcome until this trainer has answered, and a draining server stops only after that.
         """
         for _ in range(3):  # asyncio closes an abandoned run() within the next turns of the event loop
             await asyncio.sleep(0)
@@ -175,7 +174,7 @@ class Submissions:
                     await self.scheduler.ledger.written()
 
     def fail(self, failure: TrainerFailed) -> None:
-        """Raise this error from every waiting call and from every later call."""
+        """Fail every waiting call, and every later call, with this error."""
         self.failure = failure
         for report in list(self.runs):
             report(failure)
@@ -187,7 +186,7 @@ class Submissions:
         self._cache.sampler.errors.report()
 
     def close(self) -> None:
-        """Raise Unavailable from every waiting call and from every later call."""
+        """Fail every waiting call, and every later call, with Unavailable."""
         self._closed = True
         self.report()
         self._untrainable.report()

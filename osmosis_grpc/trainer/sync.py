@@ -1,7 +1,7 @@
 """SyncTrainer: a Trainer for code that is not async, for example scripts, notebooks and TRL's hooks.
 
-The Trainer runs on an event loop in a thread of its own (loop_thread.py). Each new method of Trainer needs one line
-here, with `_waits` for a coroutine or `_iterates` for an async generator.
+The Trainer runs on an event loop in its own thread (loop_thread.py). If you add a method to Trainer, add a line here
+that uses `_waits` for a coroutine or `_iterates` for an async generator.
 """
 
 import asyncio
@@ -40,9 +40,9 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _INTERRUPT_LIMIT = 10.0
-"""After Ctrl-C, closing the trainer may take this many seconds."""
+"""After Ctrl-C, closing the trainer may take at most this many seconds."""
 _CANCEL_LIMIT = 2.0
-"""The most seconds of this time in which the trainer waits for the answers to the cancels."""
+"""Of that time, the trainer waits at most this many seconds for the answers to its cancels."""
 _END = object()
 
 
@@ -69,7 +69,7 @@ def _iterates(
 
 
 def _typed_as(_: Callable[P, Any]) -> Callable[[Callable[..., None]], Callable[Concatenate["SyncTrainer", P], None]]:
-    """Return a decorator that gives an __init__ the parameters of another callable, for type checkers."""
+    """Return a decorator that makes type checkers see an __init__ with the parameters of another callable."""
 
     def typed(init: Callable[..., None]) -> Callable[Concatenate["SyncTrainer", P], None]:
         return init
@@ -85,12 +85,12 @@ class SyncTrainer:
                 train_on(outcome)
 
     SyncTrainer has its own thread with an event loop, so it also works in a notebook, where another loop already runs.
-    There, call open() and close() instead of using `with`. Any thread may call the methods. An async policy runs on
-    this event loop. Each sync policy runs on its own thread, one call at a time; ThreadedPolicy(policy, threads=16)
-    gives it more threads. Each iterator of requests is read on its own thread.
+    In a notebook, call open() and close() instead of using `with`. Any thread may call the methods. An async policy
+    runs on this event loop. Each sync policy runs on its own thread, one call at a time; ThreadedPolicy(policy,
+    threads=16) gives it more threads. Each iterator of requests is read on its own thread.
 
-    Ctrl-C cancels the unfinished rollouts, closes the trainer and raises KeyboardInterrupt. Raises the errors of
-    Trainer.
+    Ctrl-C cancels the unfinished rollouts, closes the trainer and raises KeyboardInterrupt. The methods raise the
+    errors of Trainer.
 
     Args:
         servers: As in Trainer.
@@ -197,7 +197,7 @@ class SyncTrainer:
 
 
 class _Reader(Generic[T]):
-    """Reads an iterable on its own thread, as an async iterator."""
+    """An async iterator that reads an iterable on its own thread."""
 
     def __init__(self, values: Iterable[T]) -> None:
         self._values = values
@@ -218,10 +218,10 @@ class _Reader(Generic[T]):
 
 @contextmanager
 def _requests_on_thread(args: Any, kwargs: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield the arguments of a call. A _Reader replaces an iterator of requests.
+    """Yield the arguments of a call, with an iterator of requests replaced by a _Reader.
 
-    With a _Reader, the iterator may block, and may use the SyncTrainer. The requests are the first argument, or the
-    argument `requests`.
+    So the iterator may block, and may use the SyncTrainer. The requests are the first argument, or the argument
+    `requests`.
     """
     requests = args[0] if args else kwargs.get("requests")
     if not isinstance(requests, Iterable) or isinstance(requests, Collection):
@@ -232,7 +232,7 @@ def _requests_on_thread(args: Any, kwargs: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def _off_loop(policy: Policies) -> Policies:
-    """Return the policies, with each sync policy on one thread of its own, even if it has several names."""
+    """Return the policies. Each sync policy gets its own thread: only one, even if it has several names."""
     if not isinstance(policy, Mapping):
         return policy if is_async(policy) else ThreadedPolicy(policy)
     made = {id(each): each if is_async(each) else ThreadedPolicy(each) for each in policy.values()}

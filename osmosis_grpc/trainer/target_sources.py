@@ -1,7 +1,7 @@
 """The sources of a trainer's server addresses: a list, a name in DNS, a file, or a function.
 
-A list never changes. The trainer reads the other sources regularly and uses the newest list. If a source cannot be
-read, its last list stays in use.
+A fixed list never changes. The trainer reads the other sources regularly, and uses the newest result. If a source
+cannot be read, its last result stays in use.
 """
 
 import asyncio
@@ -26,19 +26,19 @@ Named = str | Path | FindTargets
 
 DNS, FILE = "dns:///", "file://"
 FORMS = "HOST:PORT, dns:///NAME:PORT or the path of a file"
-"""The forms of an entry, for errors."""
+"""The formats of an entry, for error messages."""
 FILE_PERIOD = 1.0
-"""The seconds between two reads of a file."""
+"""A file is read again after this many seconds."""
 FUNCTION_PERIOD = 2.0
-"""A function is called again this many seconds after its answer."""
+"""A function is called again this many seconds after it has returned."""
 FIRST_LOOK = 5.0
-"""A trainer starts without the list of a source that takes longer than this many seconds."""
+"""If a source takes longer than this many seconds, the trainer starts without it."""
 SHORTEST_PERIOD = 1.0
-"""The shortest pause between two reads after a connection has ended."""
+"""When connections end, a source is read again, but at most once in this many seconds."""
 SETTLED = 0.1
-"""A changed file is used when it has not changed for this many seconds, so that a half-written file is not."""
+"""A changed file is used only when it has not changed for this many seconds, because it may be half-written."""
 MAX_TARGETS = 4096
-"""A list with more servers is not used."""
+"""A list with more servers than this is rejected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,31 +48,31 @@ class Target:
     address: str
     """HOST:PORT."""
     certificate_name: str = ""
-    """The name in the server's certificate. Empty if it is the host of `address`."""
+    """The name in the server's certificate; empty if that is the host of `address`."""
 
 
 class NoList(Exception):
-    """A source has no list now. The message has the source and the reason."""
+    """A source cannot be read now. The message has the source and the reason."""
 
 
 class WrongList(ValueError):
-    """A source has a list that cannot be used. The message names the source and the line."""
+    """The list of a source is invalid. The message names the source and the line."""
 
 
 class TargetSource:
-    """One source. `look` returns its list, and raises NoList and WrongList.
+    """One source. `look` returns its list, or raises NoList or WrongList.
 
-    A source without a `period` is a list that never changes.
+    If `period` is None, the list never changes.
     """
 
     def __init__(self, name: str, look: Callable[[], Awaitable[list[Target]]], period: float | None = None) -> None:
         self.name = name
-        """The source as the user has written it."""
+        """The source, as the user wrote it."""
         self.period = period
         self.targets: list[Target] | None = None
-        """The newest list. None before the first one."""
+        """The newest list; None before the first one."""
         self.problem = ""
-        """Why the newest read gave no servers; empty if it gave some."""
+        """Why the last read returned no servers, or "" if it returned some."""
         self._look = look
         self._due = asyncio.Event()
 
@@ -85,7 +85,7 @@ class TargetSource:
             self._failed(f"{self.name}: no answer yet")
 
     async def look(self) -> bool:
-        """Read the source once. Returns whether the list has changed. A problem is logged once."""
+        """Read the source once. Return whether the list has changed. A repeated problem is logged only once."""
         try:
             return await self._take()
         except WrongList as error:
@@ -142,7 +142,7 @@ def sources_of(
     system: System,
     resolve_every: float,
 ) -> list[TargetSource]:
-    """Return the sources that the argument `servers` of a Trainer names. Raises ValueError naming a bad one."""
+    """Return the sources in the argument `servers` of a Trainer. Raises ValueError naming an invalid one."""
     rows = [servers] if isinstance(servers, str | Path) or callable(servers) else list(servers)
     fixed: list[Target] = []
     sources = []
@@ -172,7 +172,7 @@ def _path_of(row: str | Path) -> Path | None:
 
 
 def _split(text: str, whole: str, forms: str) -> tuple[str, int]:
-    """Return the host and the port of HOST:PORT. Raises ValueError, with the `forms` that `whole` can have."""
+    """Return the host and the port of HOST:PORT. Raises ValueError, which lists the `forms` that are allowed."""
     try:
         return split_target(text, "target")
     except InvalidArgument:
@@ -198,7 +198,7 @@ async def _called(find: FindTargets, name: str, credentials: Credentials) -> lis
 
 
 async def _resolved(name: str, host: str, port: int, credentials: Credentials, network: Network) -> list[Target]:
-    """Return one target for each address of a name. If the name has IPv4 addresses, its others are left out."""
+    """Return one target for each address of a name. If the name has IPv4 addresses, ignore its IPv6 addresses."""
     try:
         found = sorted(await network.resolve(host))
     except (OSError, UnicodeError) as error:

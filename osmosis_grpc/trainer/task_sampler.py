@@ -1,15 +1,15 @@
 """TaskSampler draws the tasks of each batch, and remembers how the groups of each task were rewarded.
 
-A group whose rewards are all equal teaches nothing: its task is too easy or too hard for the policy of today. The
-choice "varied" draws such tasks less often. If a group of n rewards has the value v with the share q(v), another
-group like it has variance with the probability 1 - sum(q(v)**n): 0 for equal rewards, and less than 1 if nearly all
-are equal. The expectation for a task is the mean over its groups, where a new group multiplies the older ones by
-`memory`, and over UNKNOWN groups with variance that nobody has seen. The weight of the task is the square of the
-expectation, and at least `floor`, so that a task comes back when the policy has changed. A task without groups has
-the weight 1.
+A group whose rewards are all equal teaches nothing: its task is too easy or too hard for the current policy. With
+choice="varied", the sampler draws such tasks less often. Let q(v) be the share of the value v among the n rewards of a
+group. Then another group like it has variance with the probability 1 - sum(q(v)**n): 0 if all rewards are equal, and
+small if nearly all are. The expectation for a task is a weighted mean of this probability over its groups: each new
+group multiplies the weights of the older ones by `memory`, and UNKNOWN imaginary groups with variance are added. The
+weight of the task is the square of the expectation, but at least `floor`, so that the task is drawn again when the
+policy has changed. A task without groups has the weight 1.
 
-What is drawn depends only on the seed, the number of draws, and the weights. So a sampler that is restored from its
-state draws what the other one would have drawn.
+The draw depends only on the seed, the number of earlier draws, and the weights. So a sampler that is restored from a
+state draws the same tasks as the original would have.
 """
 
 import random
@@ -22,29 +22,29 @@ from osmosis_grpc.protocol.types import RolloutRequest
 from osmosis_grpc.trainer.groups import OutcomeGroup
 
 Choice = Literal["uniform", "varied"]
-"""How tasks are chosen: all alike, or those whose groups have variance more often."""
+"""How tasks are chosen: all with the same weight, or tasks whose groups have variance more often."""
 UNKNOWN = 0.25
-"""How many groups with variance each task has besides those that were noted."""
+"""The number of imaginary groups with variance that each task starts with."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskRecord:
-    """What a sampler knows of a task."""
+    """What a sampler knows about a task."""
 
     groups: int = 0
-    """How many groups were noted."""
+    """The number of groups that were noted."""
     rewards: int = 0
-    """How many rewards they had."""
+    """The number of rewards in these groups."""
     mean_reward: float = 0.0
     """The mean of all rewards."""
     varied: float = 0.0
-    """The sum of the probabilities of variance in groups like those that were noted; older ones count less."""
+    """The sum, over the noted groups, of the probability that a group like it has variance. Older groups count less."""
     seen: float = 0.0
-    """The number of these groups; older ones count less."""
+    """The number of noted groups. Older groups count less."""
 
     @property
     def varied_share(self) -> float:
-        """The probability with which the next group is expected to have variance."""
+        """The expected probability that the next group has variance."""
         return (self.varied + UNKNOWN) / (self.seen + UNKNOWN)
 
 
@@ -59,9 +59,9 @@ class TaskSampler:
     Args:
         tasks: A request for each task. Its `metadata["task_id"]` is the id of the task, or else its rollout_id.
         choice: "uniform" draws all tasks alike. "varied" draws tasks whose groups have no variance less often.
-        seed: Decides what is drawn.
-        floor: The least weight of a task, above 0 and at most 1.
-        memory: What is left of the earlier groups of a task when a new one is noted, from 0 to 1.
+        seed: The seed of the draws.
+        floor: The smallest weight of a task, above 0 and at most 1.
+        memory: The factor for the weights of a task's earlier groups when a new one is noted, from 0 to 1.
 
     Raises:
         ValueError: Two tasks have the same id, there are no tasks, or a number is out of its range.
@@ -86,16 +86,16 @@ class TaskSampler:
         self._choice, self._seed, self._floor, self._memory = choice, seed, floor, memory
         self._draws = 0
         self._open: dict[str, str] = {}
-        """The tasks of the groups that were drawn and not noted, by the id of the group."""
+        """The tasks of groups that were drawn but not noted yet, by the id of the group."""
         self._records: dict[str, TaskRecord] = {}
 
     @property
     def records(self) -> Mapping[str, TaskRecord]:
-        """What is known of each task that has groups, by its id."""
+        """The record of each task with noted groups, by the id of the task."""
         return self._records
 
     def weight(self, task_id: str) -> float:
-        """Return how likely a task is drawn, beside those of the other tasks."""
+        """Return the weight of a task, relative to the weights of the other tasks."""
         if self._choice == "uniform":
             return 1.0
         return max(self._floor, self._records.get(task_id, TaskRecord()).varied_share ** 2)
@@ -104,17 +104,18 @@ class TaskSampler:
         """Draw different tasks, and return a request for each.
 
         Args:
-            count: How many; at most as many as there are tasks.
-            prefix: The beginning of the rollouts' ids. Choose another one for each call.
+            count: The number of tasks to draw, from 1 to the number of all tasks.
+            prefix: The prefix of the rollout ids. Choose a new one for each call.
 
         Raises:
-            ValueError: There are fewer tasks.
+            ValueError: `count` is out of this range.
         """
         if not 0 < count <= len(self._tasks):
             raise ValueError(f"count: {count} is not from 1 to {len(self._tasks)}, the number of tasks")
         source = random.Random(f"{self._seed}/{self._draws}")
         self._draws += 1
-        # Of exponential times with these rates, the smallest ones are a weighted draw without repetition.
+        # Draw an exponential time with rate `weight` for each task: the smallest times are a weighted sample without
+        # replacement.
         times = {task: source.expovariate(self.weight(task)) for task in self._tasks}
         drawn = sorted(times, key=times.__getitem__)[:count]
         requests = [replace(self._tasks[task], rollout_id=f"{prefix}-{n}") for n, task in enumerate(drawn)]
@@ -122,7 +123,7 @@ class TaskSampler:
         return requests
 
     def note(self, group: OutcomeGroup) -> None:
-        """Remember the rewards of a group that was drawn here. A group counts once; others are ignored."""
+        """Remember the rewards of a group that was drawn here. Ignore other groups, and groups noted before."""
         task = self._open.pop(group.id, None)
         rewards = [outcome.mean_reward for outcome in group.outcomes if outcome.mean_reward is not None]
         if task is None or not rewards:
@@ -139,12 +140,12 @@ class TaskSampler:
         )
 
     def state(self) -> dict[str, Any]:
-        """Return what the sampler knows, as JSON."""
+        """Return the state of the sampler as JSON, for restore()."""
         records = {task: asdict(record) for task, record in self._records.items()}
         return {"draws": self._draws, "open": dict(self._open), "records": records}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from the state of another sampler. What it knows of tasks that are not here is kept."""
+        """Continue from the state() of another sampler. Records of tasks that this one does not have are kept."""
         self._draws = int(state["draws"])
         self._open = {group: task for group, task in state["open"].items() if task in self._tasks}
         self._records = {task: TaskRecord(**record) for task, record in state["records"].items()}

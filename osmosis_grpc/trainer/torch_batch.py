@@ -1,4 +1,4 @@
-"""A batch as torch tensors, for a loss in PyTorch: Batch.torch(). torch is imported at the first call."""
+"""Converts a batch to torch tensors: Batch.torch(). torch is imported on the first call."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TorchBatch:
-    """The arrays of a Batch as tensors of one device. n is the number of rows, w the length of the longest row."""
+    """The arrays of a Batch as tensors on one device. n is the number of rows, and w the length of the longest row."""
 
     ids: "torch.Tensor"
     """int64, shape (n, w), as in Batch."""
     attention_mask: "torch.Tensor"
     """bool, shape (n, w), as in Batch."""
     position_ids: "torch.Tensor"
-    """int64, shape (n, w): the number of the row's tokens before each token; 0 for padding. A model needs it if the
+    """int64, shape (n, w): the position of each token in its row, from 0; 0 for padding. A model needs it if the
     padding is on the left."""
     loss_mask: "torch.Tensor"
     """bool, shape (n, w), as in Batch."""
@@ -40,9 +40,9 @@ class TorchBatch:
         return len(self.ids)
 
     def split(self, rows: int) -> "Iterator[TorchBatch]":
-        """Yield parts with at most this many rows, for example to accumulate gradients over small batches.
+        """Yield parts with at most `rows` rows, for example to accumulate gradients over small batches.
 
-        The parts are views: they share their memory with this batch.
+        The parts are views: they share memory with this batch.
         """
         if rows < 1:
             raise ValueError(f"rows: {rows} is less than 1")
@@ -61,7 +61,7 @@ def torch_batch(batch: Any, device: Any) -> TorchBatch:
     try:
         import torch
     except ImportError as error:
-        if error.name != "torch":  # torch is installed, and broken
+        if error.name != "torch":  # torch is installed, but broken
             raise
         raise MissingExtraError("Batch.torch()", "torch") from None
 

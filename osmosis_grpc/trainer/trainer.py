@@ -1,4 +1,4 @@
-"""Trainer: rollouts on any number of agent servers, over attachments or by callbacks."""
+"""Trainer: runs rollouts on any number of agent servers, over attached streams or by callbacks."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -18,7 +18,7 @@ from osmosis_grpc.trainer.trainer_lifecycle import TrainerLifecycle
 
 
 class Trainer(TrainerLifecycle):
-    """Runs rollouts on agent servers and answers their chats with a policy. Used with `async with`.
+    """Runs rollouts on agent servers and answers their chats with a policy. Use it with `async with`.
 
     Args:
         servers: The agent servers. Each entry is HOST:PORT; "dns:///NAME:PORT", where each address of the name is a
@@ -29,15 +29,15 @@ class Trainer(TrainerLifecycle):
             with the name "" answers the chats without a name. A chat with another name is refused.
         transport: "attach": one stream to each server carries all messages. With `listen`, agent servers can also open
             the stream (`serve --connect`). "callback": the trainer calls the servers, and they call it at `listen`.
-        listen: HOST:PORT to listen on; port 0 means a free port, which `address` has. The default for callbacks is
-            127.0.0.1:0.
+        listen: HOST:PORT to listen on. Port 0 means a free port; see `address` for its number. The default for
+            callbacks is 127.0.0.1:0.
         ledger: A file that stores the sent rollouts, the answers to chats, and each outcome until it is confirmed with
             `await outcome.confirm()`. A trainer that is restarted with the same ledger continues the rollouts of the
             earlier process; see unconfirmed(). Without a ledger, a killed trainer forgets its rollouts.
         credentials: The token and the TLS files for calls to `servers`.
         security: The tokens that callers of `listen` need, and the TLS files. With callbacks, the trainer makes a
             credential for each rollout.
-        config: Limits and times.
+        config: Limits and timeouts.
         system: Clocks, random numbers, ids and threads. Tests replace it.
 
     Raises:
@@ -52,21 +52,21 @@ class Trainer(TrainerLifecycle):
     ) -> RolloutOutcome:
         """Run a rollout and wait for its outcome.
 
-        If a rollout with the same id is unfinished, waits for that one. If the ledger has its unconfirmed outcome,
-        returns that outcome. Cancelling the last waiting call cancels the rollout.
+        If a rollout with the same id is unfinished, wait for that one. If the ledger has an unconfirmed outcome of the
+        rollout, return that outcome. If you cancel the last waiting call, the rollout is cancelled.
 
         Args:
-            request: The request. Its fields can also be given by name.
-            affinity_key: Rollouts with the same key go to one server.
+            request: The request. You can also pass its fields by name.
+            affinity_key: Rollouts with the same key go to the same server.
             **changes: Fields of RolloutRequest.
 
         Raises:
             InvalidArgument: A field is wrong; the error names it.
-            AlreadyExists: Another request uses the id.
-            Superseded: A higher attempt replaces the rollout.
+            AlreadyExists: Another request uses the same id.
+            Superseded: A higher attempt replaces this one.
             Unavailable: There is no agent server.
             CallError: The server refuses the rollout.
-            Exception: What the policy raised, if the rollout failed because of it.
+            Exception: The exception of the policy, if it made the rollout fail.
         """
         rollout = self._open.submit(checked(request, changes), affinity_key=affinity_key)
         rollout.waiters += 1
@@ -99,20 +99,22 @@ class Trainer(TrainerLifecycle):
 
         Args:
             requests: An iterable or async iterable of requests. Each is read when its rollout may start.
-            group_size: How often each request runs. Above 1, the id of the request becomes the id of a group with the
-                members ID-0, ID-1, and so on.
-            retries: How often a rollout that fails runs again with a higher attempt, as in groups().
+            group_size: How many times each request runs. If above 1, the id of the request becomes the id of a group
+                with the members ID-0, ID-1, and so on.
+            retries: How many times a failed rollout runs again with a higher attempt, as in groups().
             max_in_flight: How many rollouts may run at a time.
             max_version_lag: How many versions the oldest token of a yielded outcome may be behind the version of
                 resume(). An older rollout runs again with a higher attempt. The versions must be numbers.
-            colocate_groups: Whether the members of a group stay on one server.
-            progress: Whether stderr shows the progress: a bar on a terminal with rich (the extra `server`), else lines.
+            colocate_groups: Whether all members of a group run on one server.
+            progress: Whether to show the progress on stderr, as a bar on a terminal with rich (the extra `server`), or
+                else as lines.
 
         Raises:
-            InvalidArgument: A request is wrong, two have one id, or tokens have no version (with `max_version_lag`).
+            InvalidArgument: A request is wrong, two have the same id, or, with `max_version_lag`, a token has no
+                version.
             TypeError: A request is not a RolloutRequest.
-            Exception: What the policy raised, if a whole group (without groups, a rollout) failed because of it. A
-                CallError of the policy, such as Unavailable, is an answer to the agent and is not raised.
+            Exception: The exception of the policy, if it made a whole group fail, or without groups a rollout. A
+                CallError of the policy, such as Unavailable, is an answer to the agent, and is not raised.
         """
         options = RunOptions(
             group_size=group_size,
@@ -143,12 +145,12 @@ class Trainer(TrainerLifecycle):
 
         Args:
             requests: As in run().
-            group_size: How many members a group has.
-            retries: How often a member that does not complete runs again with a higher attempt, unless it was
+            group_size: The number of members of a group.
+            retries: How many times a member that does not complete runs again with a higher attempt, unless it was
                 cancelled, or refused with a permanent error.
-            on_failure: What to do if it still fails. "drop_group" cancels the other members and yields nothing.
+            on_failure: What to do if a member still fails. "drop_group" cancels the other members and yields nothing.
                 "drop_member" yields the group without the member if at least two members complete. "raise" raises
-                RolloutFailed, or the first exception of the policy at once. Dropped members and groups are logged, and
+                RolloutFailed, or at once the first exception of the policy. Dropped members and groups are logged, and
                 counted in `group_counts`.
             max_in_flight: As in run().
             max_version_lag: As in run(). Stale members run again before their group is yielded.
@@ -156,10 +158,10 @@ class Trainer(TrainerLifecycle):
             progress: As in run().
 
         Raises:
-            AlreadyExists: This trainer has run the id before (Aborted for a lower attempt).
-            RolloutFailed: A member failed ("raise"), or every group was dropped; it has the last outcome.
+            AlreadyExists: This trainer has already run the id (Aborted for a lower attempt).
+            RolloutFailed: A member failed (with "raise"), or every group was dropped. The error has the last outcome.
             LedgerError: The outcomes of a dropped group cannot be confirmed.
-            Exception: What the policy raised, or the error of a server, if all members of a group failed with it.
+            Exception: The exception of the policy, or the error of a server, if it made all members of a group fail.
         """
         options = RunOptions(
             group_size=group_size,
@@ -178,15 +180,15 @@ class Trainer(TrainerLifecycle):
     async def evaluate(
         self, requests: Requests, *, group_size: int = 1, max_in_flight: int = 64, colocate_groups: bool = False
     ) -> Evaluation:
-        """Run rollouts that measure the policy, beside other rollouts, and return all outcomes with a summary.
+        """Run rollouts that measure the policy, and return their outcomes. Other rollouts may run at the same time.
 
         The requests are sent with `evaluation=True`: the trainer, the servers and their files mark the outcomes as
-        evaluations, and trainable_samples() and pad() leave them out. A request with a higher `priority` is ahead in a
-        server's queue. Each id runs once, so a later evaluation of the same rows needs new ids.
+        evaluations, and trainable_samples() and pad() leave them out. Requests with a higher `priority` go first in a
+        server's queue. Each id runs only once, so a later evaluation of the same rows needs new ids.
 
         Args:
             requests: As in run().
-            group_size: How often each request runs. The result has pass@k for each k up to it.
+            group_size: How many times each request runs. The result has pass@k for each k up to this number.
             max_in_flight: As in run().
             colocate_groups: As in run().
 
@@ -207,9 +209,10 @@ class Trainer(TrainerLifecycle):
     async def unconfirmed(self) -> AsyncGenerator[RolloutOutcome, None]:
         """Yield the unconfirmed outcomes of an earlier process, and of the rollouts that it did not finish.
 
-        The unconfirmed outcomes in the ledger come first, oldest first. Then the outcome of each unfinished rollout
-        follows when the rollout ends. Leaves out rollouts that rollout() or run() waits for, and outcomes for which a
-        higher attempt was requested. Leaving the loop cancels nothing. Yields nothing without a ledger.
+        The unconfirmed outcomes in the ledger come first, the oldest at the start. Then the outcome of each unfinished
+        rollout follows when the rollout ends. Rollouts for which rollout() or run() waits are left out, and so are
+        outcomes for which a higher attempt was requested. Leaving the loop cancels nothing. Without a ledger, nothing
+        is yielded.
         """
         async with aclosing(left_over(self._open)) as outcomes:
             async for outcome in outcomes:
@@ -228,12 +231,12 @@ class Trainer(TrainerLifecycle):
             group_id: Cancel the rollouts of this group.
             prefix: Cancel the rollouts whose ids begin with this text.
             everything: Cancel all rollouts.
-            reason: Why, for the outcome.
+            reason: The reason, for the outcome.
 
         Raises:
-            InvalidArgument: Not exactly one of `rollout_id`, `group_id`, `prefix` and `everything` is given.
-            Unavailable: A server cannot write the cancel to its disk. The running process still cancels the rollouts,
-                and the call can be repeated.
+            InvalidArgument: Not exactly one of `rollout_id`, `group_id`, `prefix` and `everything` is set.
+            Unavailable: A server cannot write the cancel to its disk. Its running process still cancels the rollouts,
+                and you can repeat the call.
         """
         check_selection(rollout_id, group_id, prefix, everything=everything)
         cancels = []
@@ -252,21 +255,21 @@ class Trainer(TrainerLifecycle):
     async def events(
         self, rollout_id: str, *, attempt: int = 0, after: int = 0, tokens: bool = False
     ) -> AsyncGenerator[TrajectoryEvent, None]:
-        """Yield a rollout's events so far, and then its new events until the last event.
+        """Yield a rollout's events so far, and then its new events until the last one.
 
-        Waits until a server has accepted the rollout, and continues after a broken connection.
+        Wait until a server has accepted the rollout, and continue after a broken connection.
 
         Args:
             rollout_id: The rollout.
-            attempt: Which attempt; 0 means the newest.
-            after: Only events with higher numbers are yielded.
-            tokens: Whether replies have their token blocks.
+            attempt: The attempt; 0 means the newest.
+            after: Yield only events with higher numbers.
+            tokens: Whether replies include their tokens.
 
         Raises:
             NotFound: No server knows the rollout.
             CallError: A server refuses the call.
         """
-        await asyncio.sleep(0)  # lets a task of the caller submit the rollout first
+        await asyncio.sleep(0)  # let a task that the caller has just started submit the rollout first
         if self._open.failure is not None:
             raise self._open.failure
         rollout = self.scheduler.rollouts.get(rollout_id)
@@ -286,12 +289,12 @@ class Trainer(TrainerLifecycle):
 
             await trainer.annotate(outcome, id=f"step-{step}", trained=True, advantage=0.7, weight_step=str(step))
 
-        The server stores it as an event of the rollout. Storing an equal annotation under the same id again adds
+        The server stores it as an event of the rollout. Storing an equal annotation with the same id again adds
         nothing. If the connection breaks, the call continues on the next connection.
 
         Args:
             outcome: The outcome of the rollout.
-            annotation: The annotation. Its fields can also be given by name.
+            annotation: The annotation. You can also pass its fields by name.
             **fields: Fields of Annotation.
 
         Returns:
@@ -299,8 +302,8 @@ class Trainer(TrainerLifecycle):
 
         Raises:
             InvalidArgument: The annotation does not fit the outcome.
-            AlreadyExists: Another annotation has the id.
-            Unavailable: The server of the rollout is not attached now, or cannot write.
+            AlreadyExists: Another annotation has the same id.
+            Unavailable: The server of the rollout is not attached now, or cannot write to its disk.
             NotFound: No server has the rollout.
             Unimplemented: The server does not store annotations.
         """

@@ -1,4 +1,4 @@
-"""Opens, pauses, measures and closes a trainer. Trainer adds the rollouts."""
+"""The base class of Trainer: opens, pauses, measures and closes a trainer. Trainer adds the rollouts."""
 
 from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -42,7 +42,7 @@ TRANSPORTS: dict[str, type[AttachTransport] | type[CallbackTransport]] = {
 
 
 class TrainerLifecycle:
-    """A trainer without rollouts. See Trainer for the arguments."""
+    """A trainer without the methods that run rollouts. See Trainer for the arguments."""
 
     network: Network = GRPC
     """The network of the trainer. A subclass can replace it."""
@@ -93,7 +93,7 @@ class TrainerLifecycle:
 
     @property
     def scheduler(self) -> Scheduler:
-        """The scheduler of an open trainer, for tests. Its names may change. Raises RuntimeError if it is not open."""
+        """The scheduler, for tests. Its names may change. Raises RuntimeError if the trainer is not open."""
         return self._open.scheduler
 
     @property
@@ -154,15 +154,15 @@ class TrainerLifecycle:
     async def wait_for_server(self, timeout: float = 20.0, *, count: int = 1) -> None:
         """Wait until agent servers can be reached.
 
-        Without this call, the first rollout waits `config.lost_after` seconds.
+        Without this call, the first rollout waits up to `config.lost_after` seconds for a server.
 
         Args:
-            timeout: The most seconds to wait.
-            count: How many servers have to be reachable.
+            timeout: The longest wait, in seconds.
+            count: The number of servers to wait for.
 
         Raises:
-            Unavailable: The time is over; the text has the problem of each server.
-            CallError: The servers refuse permanently. Raised at once.
+            Unavailable: The time is over. The message has the problem of each server.
+            CallError: All servers refuse permanently. This is raised at once.
         """
         await self.scheduler.servers.wait_for(count, timeout)
 
@@ -170,8 +170,8 @@ class TrainerLifecycle:
         """Store a note of your program in the ledger, for example the state of a TaskSampler.
 
         Args:
-            name: Its name. An earlier note of this name is replaced.
-            value: JSON.
+            name: The name of the note. An earlier note with this name is replaced.
+            value: A JSON object.
 
         Raises:
             FailedPrecondition: The trainer has no ledger.
@@ -182,24 +182,24 @@ class TrainerLifecycle:
         await self._ledger.write_note(name, text)
 
     def read_note(self, name: str) -> dict[str, Any] | None:
-        """Return a note, also one of an earlier process; None if there is none. Raises FailedPrecondition."""
+        """Return a note, even of an earlier process; None if there is none. Raises FailedPrecondition."""
         text = self._ledger.note(name)
         return None if text is None else jsontext.parse_object(text, "note")
 
     def position(self) -> dict[str, Any]:
-        """Return the position of the ledger, for a checkpoint: the outcomes that you have got and not confirmed.
+        """Return the position of the ledger, for a checkpoint: the outcomes that you have received and not confirmed.
 
-        Call it when your weights were trained on all of them. Write the checkpoint, and then confirm the position:
+        Call this when your weights are trained on all of them. Write the checkpoint, and then confirm the position:
 
             position = trainer.position()
             torch.save({"model": model.state_dict(), "position": position}, "checkpoint.pt")
             await trainer.confirm(position)
 
-        A process that continues from a checkpoint confirms its position before the first rollout. Then the next
-        requests get the same outcomes as if the earlier process had gone on.
+        A process that continues from a checkpoint must confirm its position before the first rollout. Then the next
+        requests get the same outcomes as if the earlier process had continued.
 
         Returns:
-            JSON.
+            A JSON object.
 
         Raises:
             FailedPrecondition: The trainer has no ledger.
@@ -207,15 +207,15 @@ class TrainerLifecycle:
         return self._open.position.read(self._ledger)
 
     async def confirm(self, what: Confirmable | Mapping[str, Any]) -> None:
-        """Record that outcomes have been used, so that the trainer does not yield them again. Idempotent.
+        """Record that you have used outcomes, so that the trainer does not yield them again. Idempotent.
 
         Args:
-            what: An outcome, a group, or a position().
+            what: An outcome, a group, or a return value of position().
 
         Raises:
-            FailedPrecondition: A newer position is confirmed, or the trainer has no ledger for a position.
-            InvalidArgument: The position is not one of position().
-            LedgerError: The ledger cannot write now; the call can be repeated.
+            FailedPrecondition: A newer position is confirmed, or `what` is a position and the trainer has no ledger.
+            InvalidArgument: `what` is a mapping that position() did not return.
+            LedgerError: The ledger cannot write now. You can repeat the call.
         """
         if isinstance(what, Mapping):
             await confirm(self._ledger, what)
@@ -232,9 +232,9 @@ class TrainerLifecycle:
     def pause(self, *, idle: bool = False) -> Awaitable[None]:
         """Stop servers from opening chats, for example while weights are swapped. Open chats are still answered.
 
-        The call pauses the trainer at once and returns an awaitable. With `idle`, the awaitable waits until no policy
-        call is in flight. It raises FailedPrecondition when resume() is called before that. asyncio.timeout() can
-        limit the wait. After a timeout the trainer stays paused.
+        The call pauses the trainer at once, and returns an awaitable. With `idle`, the awaitable waits until no policy
+        call is in flight, and raises FailedPrecondition if resume() is called before that. You can limit the wait with
+        asyncio.timeout(). After a timeout, the trainer stays paused.
 
             await trainer.pause(idle=True)
             load_weights(step)
@@ -246,9 +246,9 @@ class TrainerLifecycle:
     def resume(self, *, version: str | int | None = None) -> None:
         """Let servers open chats again, and set the policy's version; None keeps the version.
 
-        The next policy calls get the version in ChatRequest.version. Replies without `versions` get this version.
-        resume() can be called without a pause, for example to set the first version. Raises TypeError for a version
-        that is neither text nor a whole number.
+        The next policy calls get the version as ChatRequest.version. Replies without `versions` get this version. You
+        can call resume() without a pause, for example to set the first version. Raises TypeError for a version that is
+        neither a str nor an int.
         """
         if version is not None:
             self.scheduler.cache.sampler.version = version_text(version)
@@ -270,13 +270,14 @@ class TrainerLifecycle:
 
     @property
     def source(self) -> TrainerMetrics:
-        """These metrics by family, with histograms and the RPCs, as in collector()."""
+        """The metrics as families, with histograms and RPCs, as in collector()."""
         return TrainerMetrics(self.scheduler.cache.metrics, self.metrics, self.scheduler.supervisor.failures)
 
     def collector(self) -> "PrometheusCollector":
-        """Return these metrics as a collector for prometheus_client, of the extra `server`.
+        """Return the metrics as a collector for prometheus_client (the extra `server`).
 
-        It has histograms and the trainer's RPCs, too; docs/observe.md lists all names. Raises MissingExtraError.
+        It also has histograms, and metrics of the trainer's RPCs. docs/observe.md lists all names. Raises
+        MissingExtraError.
 
             prometheus_client.REGISTRY.register(trainer.collector())
             prometheus_client.start_http_server(9464, addr="127.0.0.1")

@@ -15,7 +15,7 @@ GROUPS = {
     "Rollouts": ("list", "show", "events", "view"),
     "Records": ("query", "export", "replay"),
 }
-"""The commands in --help. The others are named below them."""
+"""The groups of commands in --help. Other commands are only named below them."""
 
 
 class _Grouped(typer.core.TyperGroup):

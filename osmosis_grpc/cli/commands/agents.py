@@ -18,7 +18,7 @@ def init(
     force: bool = option("--force", "Overwrite the files in a folder that is not empty.", False),
     json: Json = False,
 ) -> None:
-    """Write a project: an agent, its reward and a dataset, or a trainer of an environment.
+    """Write a project: an agent with its reward and a dataset, or a trainer for an environment.
 
     Exit codes: 0 written, 2 a wrong option, or the folder cannot be used.
     """
@@ -35,7 +35,8 @@ def migrate(
 ) -> None:
     """Change the import lines of a program for the Osmosis SDK or the Agentic Rollout Library.
 
-    Prints what is left to do by hand, with file and line. Keep the folder in git, to see and to take back the change.
+    It prints what you have to change by hand, with file and line. Keep the folder in git, so that you can see the
+    changes and undo them.
 
     Exit codes: 0 nothing is left, 1 something is left, or with --check would change, 2 there is no such folder.
     """
@@ -73,7 +74,7 @@ def demo(
     workers: int = option("--workers N", "Processes of the server, as in serve.", 1, min=1, max=128),
     json: bool = option("--json", "Eight JSON records instead of a table.", False),
 ) -> None:
-    """Run eight rollouts of a calculator agent or of your own, with a mock for a model, over real sockets.
+    """Run eight rollouts of a calculator agent or of your own agent, with a mock model, over real sockets.
 
     Exit codes: 0 all completed, 1 some did not, or no server started, 2 a wrong option.
     """

@@ -1,4 +1,4 @@
-"""The command that checks other implementations."""
+"""The command that checks other implementations of the protocol."""
 
 import typer
 
@@ -14,9 +14,9 @@ commands = typer.Typer()
 def conformance(*, options: ConformanceOptions, json: Json = False, source: SourceOptions) -> None:
     """Check an agent server (--server) or a trainer (--trainer) of any language against the protocol.
 
-    The suite plays the other side. The server hosts the agent loop `conformance`, and the trainer is a command with the
-    options that docs/conformance.md describes. Each failed case shows what was sent and received, and the sentences of
-    the proto that it rests on.
+    The suite plays the other side. A server must host the agent loop `conformance`, and a trainer must be a command
+    with the options in docs/conformance.md. A failed case shows what was sent and received, and the sentences of the
+    proto that require it.
 
     Exit codes: 0 all cases passed or were skipped, 1 a case failed, or a known failure passed, 2 a wrong option, or the
     side under test cannot be tested, 130 Ctrl-C.

@@ -20,7 +20,7 @@ def ping(
     *,
     source: SourceOptions,
 ) -> None:
-    """Say whether a server is ready, its version, limits and load, and how far its clock is off.
+    """Print whether a server is ready, its version, limits and load, and how far its clock is off.
 
     Exit codes: 0 it accepts rollouts, 1 it does not, 2 it cannot be reached, or a wrong option.
     """
@@ -60,7 +60,7 @@ commands.add_typer(ctl, name="ctl")
 def top() -> None:
     """Control a running server: cancel its rollouts, drain it, show its configuration.
 
-    They ask the server 127.0.0.1:50051, unless --server names another one.
+    The commands call the server 127.0.0.1:50051, unless --server names another one.
     """
 
 
@@ -68,10 +68,10 @@ def top() -> None:
 @with_server
 @with_cancel
 def cancel(*, options: CancelOptions, json: Json = False, source: SourceOptions) -> None:
-    """Cancel rollouts. They end CANCELLED, and their slots are free.
+    """Cancel rollouts. They end CANCELLED, and free their slots.
 
-    Exit codes: 0 they are cancelled or had ended, 1 the server does not know one of them, 2 a wrong option, or the
-    server cannot be reached.
+    Exit codes: 0 they are cancelled or had already ended, 1 the server does not know one of them, 2 a wrong option,
+    or the server cannot be reached.
     """
     from osmosis_grpc.cli.ctl import run_cancel
 
@@ -91,8 +91,8 @@ def drain(
 ) -> None:
     """Let a server finish its rollouts and accept no new ones, and wait until it has no work.
 
-    It needs an administrator's token (serve --admin-token-file), or no token if the server has none and runs on this
-    machine. The server does not stop; SIGTERM stops it. After Ctrl-C the drain goes on.
+    This needs an administrator's token (serve --admin-token-file), or no token if the server has none and runs on this
+    machine. The drained server keeps running until SIGTERM stops it. Ctrl-C does not end the drain.
 
     Exit codes: 0 no work is left, 1 work is left after --timeout, 2 a wrong option, or the server refuses or cannot
     be reached, 130 Ctrl-C.
@@ -105,7 +105,7 @@ def drain(
 @ctl.command(short_help="Show the configuration that a server uses.")
 @with_server
 def config(json: Json = False, *, source: SourceOptions) -> None:
-    """Show a server's effective configuration: agent loops, features, load, limits and times. It has no secrets.
+    """Show a server's effective configuration: agent loops, features, load, limits and times. No secrets are shown.
 
     Exit codes: 0 shown, 2 a wrong option, or the server cannot be reached.
     """

@@ -29,7 +29,7 @@ def _given(context: typer.Context) -> frozenset[str]:
 def run_dataset(context: typer.Context, *, run: RunOptions, choices: Choices, json: Json = False) -> None:
     """Run an agent loop over a dataset with a model, and keep the run in a folder.
 
-    The model is asked once before the first row. Exit codes: 0 all rows completed, 1 some rows failed, 2 usage,
+    Before the first row, one chat tests the model. Exit codes: 0 all rows completed, 1 some rows failed, 2 usage,
     130 interrupted.
     """
     from osmosis_grpc.cli.eval import run_dataset as run_rows
@@ -42,10 +42,10 @@ def run_dataset(context: typer.Context, *, run: RunOptions, choices: Choices, js
 @with_run_options
 @with_eval_choices
 def evaluate_dataset(context: typer.Context, *, choices: Choices, run: RunOptions, json: Json = False) -> None:
-    """Score an agent loop over a dataset with eval functions, with pass@k for several runs of each row.
+    """Score an agent loop over a dataset with eval functions, and compute pass@k if each row runs several times.
 
-    An eval function takes (solution_str, ground_truth, extra_info) or (messages, ground_truth, metadata). The same
-    command with the --save-dir of a run that was stopped continues the run, and so does --resume.
+    An eval function takes (solution_str, ground_truth, extra_info) or (messages, ground_truth, metadata). To continue
+    a run that was stopped, name it with --resume, or repeat the command with its --save-dir.
 
     Exit codes: 0 all scored, 1 a rollout or a score failed, 2 usage, 130 interrupted.
     """
@@ -76,10 +76,10 @@ def compare(
 def rescore(*, options: RescoreOptions, json: Json = False, source: SourceOptions) -> None:
     """Score recorded rollouts again, with eval functions or a grader.
 
-    Each score is an annotation.
+    Each score is stored as an annotation.
 
     The rollouts are in the folder of a run, in a state folder that no server uses, or on a running server. Their old
-    rewards stay. A score that a rollout has already is not computed again.
+    rewards stay. If a rollout already has a score, it is not computed again.
 
     Exit codes: 0 all scored, 1 some scores failed, 2 usage, 130 interrupted.
     """

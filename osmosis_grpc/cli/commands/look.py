@@ -36,7 +36,7 @@ def list_(
     json: Json = False,
     source: SourceOptions,
 ) -> None:
-    """List rollouts of a running server or of a state folder, with what they do now and how they ended.
+    """List rollouts of a running server or of a state folder: what they are doing now, or how they ended.
 
     Exit codes: 0 listed, even if nothing matches, 2 a wrong option, or the server or the folder cannot be read.
     """
@@ -50,7 +50,7 @@ def list_(
 def show(
     rollout: str = argument("ROLLOUT", NAME, ...),
     attempt: Attempt = None,
-    turn: int | None = option("--turn N", "Only this turn, whole, with its tool results.", min=1),
+    turn: int | None = option("--turn N", "Only this turn, uncut, with its tool results.", min=1),
     sample: str | None = option("--sample NAME", "Only this sample."),
     tokens: bool = option("--tokens", "Also the tokens of each sample.", False),
     reasoning: bool = option("--reasoning", "The reasoning of replies, not only its size.", False),
@@ -58,7 +58,7 @@ def show(
     *,
     source: SourceOptions,
 ) -> None:
-    """Show a rollout: its conversations, tool results, rewards and times, and the turn that failed last.
+    """Show a rollout: its conversations, tool results, rewards and times, and at the end the turn that failed.
 
     A server may be running the rollout. With --json, the first record is the rollout, and each turn has a record.
 
@@ -99,8 +99,8 @@ def events(
 def view(*, options: ViewOptions, json: Json = False, filters: FilterOptions, source: SourceOptions) -> None:
     """Show rollouts in a browser until Ctrl-C: a live table, and each rollout with its turns, tools, times and failure.
 
-    It needs the extra `view`. A folder is only read. The filters are those of the first table, or of the export.
-    `osmosis-grpc docs viewer` has more.
+    It needs the extra `view`, and never changes a folder. The filters apply to the first table, or to the export. For
+    more, see `osmosis-grpc docs viewer`.
 
     Exit codes: 0 stopped or exported, 1 the export is too large, 2 a wrong option, or there is nothing to show.
     """
@@ -114,8 +114,8 @@ def view(*, options: ViewOptions, json: Json = False, filters: FilterOptions, so
 def query(*, options: QueryOptions, json: Json = False) -> None:
     """Ask a journal anything with SQL: which tool is slow, why rollouts failed, how rewards differ in a group.
 
-    The views rollouts, chats, tools, samples, rewards, annotations, logs and events can be read, and nothing can be
-    changed. `osmosis-grpc docs query` has examples. With --json, each row has a record.
+    You can read the views rollouts, chats, tools, samples, rewards, annotations, logs and events, but change nothing.
+    `osmosis-grpc docs query` has examples. With --json, each row is a record.
 
     Exit codes: 0 answered, 2 a wrong query or option, or no answer in time, 130 Ctrl-C.
     """
@@ -130,8 +130,8 @@ def query(*, options: QueryOptions, json: Json = False) -> None:
 def export(*, choices: ExportChoices, json: Json = False, source: SourceOptions) -> None:
     """Write recorded rollouts for verl, or as Parquet, ATIF v1.7 or OpenAI messages.
 
-    A server may be using the folder. The output appears when it is complete. For verl and Parquet, a rollout that
-    cannot be trained on ends the command with its name and the reason. `osmosis-grpc docs export` has examples.
+    A server may be using the folder. The output appears only when it is complete. For verl and Parquet, the command
+    stops at a rollout that cannot be trained on, and prints why. `osmosis-grpc docs export` has examples.
 
     Exit codes: 0 written, 1 a rollout cannot be written, 2 a wrong option, or there is nothing to write, 130 Ctrl-C.
     """

@@ -13,9 +13,9 @@ commands = typer.Typer()
 @with_agents
 @with_replay
 def replay(*, options: ReplayOptions, json: Json = False, agents: AgentSources, source: SourceOptions) -> None:
-    """Run recorded rollouts' agents again on the recorded replies, and compare what they ask, byte for byte.
+    """Run the agents of recorded rollouts again on the recorded replies, and compare their chats byte for byte.
 
-    It asks no model and does not change the journal; a server may be using it. The agents' tools run again, with all
+    No model is asked, and the journal does not change; a server may be using it. The agents' tools run again, with all
     their side effects. With --all, every rollout that the options select is replayed, and the first difference of each
     is printed.
 
@@ -31,7 +31,7 @@ def replay(*, options: ReplayOptions, json: Json = False, agents: AgentSources, 
 @with_agents
 @with_fork
 def fork(*, options: ForkOptions, json: Json = False, agents: AgentSources, source: SourceOptions) -> None:
-    """Run a recorded rollout again: its agent gets the recorded replies up to a chat, and live ones from there.
+    """Run a recorded rollout again: its agent gets the recorded replies up to a chat, and live replies after it.
 
     With -m, the agent loop runs in this process, and the fork is written into the folder of a run. Without -m, --from
     names the running server that has the rollout, and the fork runs there. The agent loop must be replayable. Its tools
@@ -52,9 +52,9 @@ def doctor(
 ) -> None:
     """Check this machine, and report the damage in a journal or a ledger.
 
-    It checks the versions of packages, the extras, the state folder, the process that uses it, and the ports of the
-    settings with those of all workers. Without options it also examines the journal of the state folder if there is
-    one, and with --ledger alone no journal. It changes nothing, and a server or trainer may be using the files.
+    It checks the versions of packages, the extras, the state folder, the process that uses it, and the ports in the
+    settings, including those of all workers. It also examines the journal of the state folder, if there is one; with
+    only --ledger, it examines only the ledger. It changes nothing. A server or trainer may be using the files.
 
     Exit codes: 0 no problem, 1 a wrong version, a folder that cannot be written, or damage, 2 a file cannot be read.
     """
@@ -72,9 +72,9 @@ def backup(
 ) -> None:
     """Copy a server's state folder, or a trainer's ledger, into a new folder. Server and trainer may be using them.
 
-    The copy shows one moment. It is a state folder itself: a server that starts with it delivers each outcome that was
-    not delivered at that moment, and continues its rollouts. It contains the credentials of running rollouts, so only
-    you can read it. After the copy, each row is checked as doctor does.
+    The copy is a state folder as of one moment. A server that starts with it delivers each outcome that was undelivered
+    at that moment, and continues its rollouts. It contains the credentials of running rollouts, so only you can read
+    it. Finally, each row of the copy is checked as doctor does.
 
     Exit codes: 0 copied, 1 copied with the damage of the original, 2 nothing was copied.
     """

@@ -16,10 +16,10 @@ from osmosis_grpc.testing.raw import stream
 
 MOST_LINES = 200
 MOST_CHARS = 1_000
-"""A line of the report has at most so many characters."""
+"""A line of the report has at most this many characters."""
 Metadata = Sequence[tuple[str, str]]
 CALL_LIMIT = 20.0
-"""Seconds that a call may take."""
+"""The time limit of a call, in seconds."""
 
 
 class Trace:

@@ -23,7 +23,7 @@ FOLDERS = PACKAGE / "conformance", PACKAGE.parent / "conformance"
 MODES = ("callback", "attach", "accept", "call")
 """How the suite and the side under test are connected. `call` is a case that makes calls and opens no link."""
 LIMIT = 25.0
-"""Seconds that a case may take, unless it has a `limit`."""
+"""The time limit of a case in seconds, unless the case sets a `limit`."""
 SHORT_SILENCE = "chat_silence of at most 60 s"
 _NEED = re.compile(rf"(no )?feature \w+|(second_|admin_|no_)?token|plain|one_agent|{SHORT_SILENCE}")
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]*")

@@ -26,7 +26,7 @@ from osmosis_grpc.testing.conformance.protobuf_data import (
 from osmosis_grpc.testing.raw import RawStream
 
 WAIT = 8.0
-"""A step waits for so many seconds. A case may have another `wait`."""
+"""A step waits for at most this many seconds. A case can set another `wait`."""
 NAMES = ("rollout_id", "attempt", "sample", "chat_number", "id", "result_id")
 """Fields that choose a frame: an expectation that has one of them skips frames with another value."""
 MakeHello = Callable[[Mapping[str, Any]], dict[str, Any]]
@@ -151,7 +151,7 @@ class Link:
         return f"{self.inbox.over} {self.inbox.details}".strip()
 
     def use(self, inbox: Inbox) -> None:
-        """Go on with another inbox: that of a new stream."""
+        """Continue with another inbox: that of a new stream."""
         self.show()
         self.inbox = inbox
         self._taken, self._shown = set(), 0
@@ -208,7 +208,7 @@ class StreamLink(Link):
         await self.inbox.cut()
 
     def started(self, stream: RawStream) -> None:
-        """Go on with a new stream."""
+        """Continue with a new stream."""
         stream.timeout = 3600.0  # the link has the limits
         self.use(stream)
 

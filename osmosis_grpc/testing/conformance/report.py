@@ -51,7 +51,7 @@ class Result:
 
     @property
     def bad(self) -> bool:
-        """Whether the run fails because of it."""
+        """Whether this result makes the whole run fail."""
         return self.verdict in (Verdict.FAILED, Verdict.UNEXPECTED)
 
     def as_data(self) -> Mapping[str, Any]:

@@ -21,7 +21,7 @@ from osmosis_grpc.testing.conformance.server_run import AGENT, ServerRun, Server
 from osmosis_grpc.testing.conformance.server_steps import VERBS, call, frames
 
 REACH = 10.0
-"""Seconds in which the server answers the first call, and in which a server that dials out comes."""
+"""The server must answer the first call, or dial in, within this many seconds."""
 
 
 async def calls(run: ServerRun) -> None:

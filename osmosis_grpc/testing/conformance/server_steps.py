@@ -14,9 +14,9 @@ from osmosis_grpc.testing.conformance.run import Step
 from osmosis_grpc.testing.conformance.server_run import ServerRun
 
 MOST_INITS = 3000
-"""`flood` starts at most so many rollouts."""
+"""`flood` starts at most this many rollouts."""
 POLL = 0.05
-"""Seconds between two looks of `eventually`."""
+"""Seconds between two checks of `eventually`."""
 
 
 async def frames(run: ServerRun) -> None:

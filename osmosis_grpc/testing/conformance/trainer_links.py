@@ -16,7 +16,7 @@ from osmosis_grpc.testing.conformance.protobuf_data import CaseError, from_data,
 from osmosis_grpc.testing.raw.connections import ACCEPT, OPTIONS, OWN_CONNECTION
 
 START = 20.0
-"""Seconds in which a trainer has started: it has opened its stream, or listens."""
+"""A trainer must start within this many seconds, that is, open its stream or listen."""
 SOON = (("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 500))
 """Options of a channel to a trainer that is starting."""
 FEATURES = ["abandon_chat", "outcome_by_reference", "annotate", "goodbye"]

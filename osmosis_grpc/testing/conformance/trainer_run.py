@@ -27,7 +27,7 @@ LACKS = 3
 STOP = 2.0
 """Seconds between SIGTERM and SIGKILL."""
 KEPT_ERRORS = 4000
-"""So many of the last characters of stderr are in the report."""
+"""The report shows at most this many characters of the end of stderr."""
 STEP = job("testing.conformance.step", OnFailure.RAISE)
 
 

@@ -14,13 +14,13 @@ from osmosis_grpc.testing.conformance.trainer_links import CallbackLink
 from osmosis_grpc.testing.conformance.trainer_run import START, TOOLS, TrainerRun
 
 START_LIMIT = 20.0
-"""Seconds in which a trainer has started and sends its first Init."""
+"""A trainer must start and send its first Init within this many seconds."""
 PRINT_WAIT = 5.0
-"""Seconds in which a trainer prints an expected line."""
+"""A trainer must print an expected line within this many seconds."""
 DEFAULT_WINDOW = 1024
 """The window of a trainer whose hello has no max_open_chats."""
 MOST_CHATS = 4096
-"""No case asks more chats at once."""
+"""A case asks at most this many chats at once."""
 
 
 async def frames(run: TrainerRun) -> None:

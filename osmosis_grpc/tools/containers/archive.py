@@ -1,4 +1,4 @@
-"""A tar archive in a temporary file of this machine, for copies into and out of containers."""
+"""A tar archive in a temporary file on this machine, for copying folders into and out of containers."""
 
 import hashlib
 import os
@@ -17,14 +17,14 @@ _threads = DaemonThreads(8)
 
 
 class Archive:
-    """A tar archive with at most `most` bytes. Used as `async with`."""
+    """A tar archive with at most `most` bytes. Use it with `async with`."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._file: IO[bytes] | None = None
         self._closed = False
         self.bytes = 0
-        """The bytes of the archive."""
+        """The size of the archive, in bytes."""
 
     async def write(self, data: bytes) -> None:
         """Append to the archive. Raises SandboxError above the limit."""
@@ -38,7 +38,7 @@ class Archive:
         self._file.write(data)
 
     async def fill(self, folder: Path, within: str = ".") -> None:
-        """Append the content of a folder of this machine, as if it belonged to root. Raises SandboxError.
+        """Append the content of a folder on this machine, with root as the owner. Raises SandboxError.
 
         Args:
             folder: The folder.
@@ -125,7 +125,7 @@ class Archive:
         await self.close()
 
     async def close(self) -> None:
-        """Remove the archive. Does nothing the second time."""
+        """Remove the archive. Idempotent."""
         self._closed = True
         file, self._file = self._file, None
         if file is not None:

@@ -13,13 +13,13 @@ RECEIVE = job("tools.container_output", OnFailure.RAISE)
 
 STDIN, STDOUT, STDERR = range(3)
 CHUNK = 32 * 1024
-"""The bytes of standard input that are sent at once."""
+"""Standard input is sent in pieces of this many bytes."""
 
 Sink = Callable[[bytes], Awaitable[None]]
 
 
 class StreamBroken(SandboxError):
-    """The stream to a container ended before the command. The command may still run."""
+    """The stream to a container ended before the command did. The command may still be running."""
 
 
 class Stream(Protocol):

@@ -1,4 +1,4 @@
-"""The machine that runs the containers of one agent server: makes sandboxes, and removes containers that are left."""
+"""The machine that runs the containers of one agent server. It makes sandboxes, and removes left-over containers."""
 
 import asyncio
 import logging
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 CLEAN_UP = job("tools.container_clean_up", OnFailure.RESTART)
 WARM_UP = job("tools.start_spare_containers", OnFailure.RESTART)
 CLEAN_EVERY = 60.0
-"""Seconds between two searches for containers that no sandbox has."""
+"""Seconds between two searches for containers that belong to no sandbox."""
 
 
 class MachineConfig(ContainerConfig, Protocol):
@@ -58,7 +58,7 @@ class ContainerMachine(ABC, Generic[C]):
 
         Args:
             rollout: The rollout, for a label of the container.
-            require: The protections without which the sandbox does not start (SandboxRefused).
+            require: The required protections. Without one of them, the sandbox does not start (SandboxRefused).
             config: The configuration of this container; by default the machine's.
         """
         chosen = self.config if config is None else config
@@ -139,7 +139,7 @@ class ContainerMachine(ABC, Generic[C]):
                 self._warm.append(await self._make(self.config, ""))
             await self._taken.wait()
 
-    # What the kinds of machines do.
+    # The methods that each kind of machine implements.
 
     @abstractmethod
     async def connect(self) -> None:

@@ -34,16 +34,16 @@ from osmosis_grpc.tools.uninterrupted import uninterrupted
 RUN = job("tools.run_in_container", OnFailure.RAISE)
 
 GUARD = 5
-"""If the server has died, a program ends this many seconds after its time limit."""
+"""If the server dies, a program ends this many seconds after its time limit."""
 KILL_WITHIN = 5.0
-"""A killed program must end within this many seconds, or it is killed again. In the end, its container is deleted."""
+"""If a killed program does not end within this many seconds, it is killed again. At last, its container is deleted."""
 KILLS = 3
 TIMED_OUT = 137
 FILE_SECONDS = 60.0
 PACK_SECONDS = 600.0
 LIST_BYTES = 32 * 1024 * 1024
 SAID = 300
-"""The most characters of a program's standard error in an error."""
+"""An error message shows at most this many characters of a program's standard error."""
 
 
 class ContainerConfig(Protocol):
@@ -138,7 +138,7 @@ class ContainerSandbox:
         await self.close()
 
     async def close(self) -> None:
-        """Delete the container, and with it every program and file. Does nothing the second time."""
+        """Delete the container, and with it every program and file. Idempotent."""
         if self._state == "open":
             self._state = "closed"
             if self.name:
@@ -187,7 +187,7 @@ class ContainerSandbox:
     async def _watched(
         self, mark: str, seconds: float, argv: list[str], stdin: bytes, out: Tail, err: Tail
     ) -> tuple[int, bool]:
-        """Run a marked program, and kill it at its time limit. Returns its exit code, and whether it was killed."""
+        """Run a marked program, and kill it at its time limit. Return its exit code, and whether it was killed."""
         async with self._changes:
             self._running += 1
         started = asyncio.Event()
@@ -216,7 +216,7 @@ class ContainerSandbox:
             self._running -= 1
 
     async def _kill(self, mark: str, work: "asyncio.Task[int]") -> None:
-        """Kill a marked program in the container, and wait until it has ended. Deletes the container if that fails."""
+        """Kill a marked program in the container, and wait until it has ended. If that fails, delete the container."""
         killed = False
         for _ in range(KILLS):
             try:

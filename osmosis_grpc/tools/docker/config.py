@@ -18,7 +18,7 @@ NO_NETWORK = "none"
 ADDRESS = re.compile(r"(?:[A-Za-z0-9.-]+|\[[0-9A-Fa-f:]+\]):[0-9]{1,5}")
 HOST = re.compile(r"(?:\*\.)?[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)*")
 OF_ROOT = ["CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID"]
-"""More capabilities for the root of a container, because package managers need them."""
+"""The capabilities that root keeps in a writable container, because package managers need them."""
 MB = 1024 * 1024
 
 
@@ -55,11 +55,11 @@ class DockerConfig:
     """Read-only folders of the daemon's machine, by their paths in the container."""
     cpus: float = 1.0
     memory: int = 1024 * MB
-    """The most bytes of memory, the working folder included."""
+    """The limit of memory in bytes, including the working folder."""
     disk: int = 512 * MB
-    """The most bytes in the working folder, and in /tmp."""
+    """The limit of the working folder in bytes, and also of /tmp."""
     processes: int = 256
-    """The most processes and threads of all programs together."""
+    """The limit of processes and threads of all programs together."""
     lifetime: float = 3600.0
     """The container ends after this time. It also ends when this process has ended."""
     warm: int = 0
@@ -67,7 +67,7 @@ class DockerConfig:
     request_timeout: float = 60.0
     """The timeout of a call to the daemon."""
     snapshot_bytes: int = 256 * MB
-    """The most bytes of a snapshot."""
+    """The largest size of a snapshot, in bytes."""
     python: str = "python3"
     """The Python interpreter of the image; empty if it has none."""
     environment: Mapping[str, str] = field(default_factory=dict)

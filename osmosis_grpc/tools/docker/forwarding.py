@@ -1,4 +1,4 @@
-"""Lets a container without a network reach some addresses of the server, and the hosts of a list.
+"""Lets a container without a network reach some addresses of the server, and a list of allowed hosts.
 
 The folder of a Forwarding has one Unix socket for each port, and is mounted into one container. A program in the
 container listens on the ports, and forwards each connection to the socket (relays.py). So the container needs no
@@ -26,11 +26,11 @@ log = logging.getLogger(__name__)
 FORWARD = job("tools.docker_forward", OnFailure.REPORT)
 PASS_ON = job("tools.docker_pass_on", OnFailure.RAISE)
 MOST = 1024
-"""The most open connections of all containers."""
+"""The limit of open connections of all containers together."""
 MOST_OF_ONE = 128
-"""The most open connections of one container. Further ones are closed."""
+"""The limit of open connections of one container. Further ones are closed."""
 SHARE = 16
-"""The connections that each container may have even if all containers together have MOST."""
+"""Each container may have this many connections, even if all containers together have MOST."""
 PART = 64 * 1024
 PREFIX = "osmosis-reach-"
 LEFT_AFTER = 120.0

@@ -28,7 +28,7 @@ ADDED = 1
 COPY_SECONDS = 600.0
 CHUNK = 256 * 1024
 BUILD_BYTES = 1024 * 1024 * 1024
-"""The most bytes of the folder of an image."""
+"""The largest size of the folder from which an image is built, in bytes."""
 
 
 class DockerMachine(ContainerMachine[DockerConfig]):

@@ -1,6 +1,6 @@
-"""A program for containers that listens on ports and passes the connections to Unix sockets, in three languages.
+"""A program for containers that listens on ports and forwards connections to Unix sockets, in three languages.
 
-An image has at least one of them. The texts are fixed, and get ports and paths as arguments.
+The image must have an interpreter for one of them. The program texts are fixed: ports and paths are arguments.
 """
 
 FOLDER = "/run/osmosis"

@@ -29,7 +29,7 @@ LOOKS = (0.1, 2.0)
 HOPELESS = frozenset(
     {"ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName", "CreateContainerConfigError", "CreateContainerError"}
 )
-"""Reasons of a waiting container that a longer wait does not change."""
+"""Reasons for which a container waits and will never start."""
 
 _threads = DaemonThreads(1)
 
@@ -158,7 +158,7 @@ class KubernetesCluster(ContainerMachine[KubernetesConfig]):
         return await self.call(f"pod {name}", lambda: self._pods.read_namespaced_pod(name, self.config.namespace))
 
     def _state(self, pod: Any) -> str:
-        """Return an empty text for a pod that runs, and otherwise why it does not. Raises SandboxError if it cannot."""
+        """Return "" if a pod runs, or else why it does not run yet. Raises SandboxError if it never will."""
         statuses = pod.status.container_statuses or []
         waiting = [status.state.waiting for status in statuses if status.state and status.state.waiting]
         reason = next((f"{wait.reason}: {wait.message or ''}" for wait in waiting), pod.status.phase)

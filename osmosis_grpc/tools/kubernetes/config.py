@@ -51,11 +51,11 @@ class KubernetesConfig:
     ready_within: float = 120.0
     """The pod must be running within this time."""
     attempts: int = 5
-    """The most tries of one call of the API."""
+    """How many times one call of the API is tried."""
     request_timeout: float = 30.0
     """The timeout of one try of a call."""
     snapshot_bytes: int = 256 * 1024 * 1024
-    """The most bytes of a snapshot."""
+    """The largest size of a snapshot, in bytes."""
     warm: int = 0
     """The number of pods that are started before a sandbox needs them."""
     python: str = "python3"

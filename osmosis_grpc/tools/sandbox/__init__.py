@@ -1,4 +1,4 @@
-"""Sandboxes: they run the programs of a rollout apart from the server."""
+"""Sandboxes, which run the programs of a rollout isolated from the server."""
 
 from osmosis_grpc.tools.sandbox.folder_archive import read_note
 from osmosis_grpc.tools.sandbox.limits import SandboxLimits

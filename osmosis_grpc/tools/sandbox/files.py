@@ -18,7 +18,7 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 MOST_AHEAD = 3600
-"""If the time of a file is further ahead than this, in seconds, a program has set it."""
+"""If the time of a file is further ahead than this many seconds, a program has set it on purpose."""
 _LINKS = {
     errno.ELOOP: "it is a symbolic link, or goes over one; name the file itself",
     errno.ENOTDIR: "a file or a symbolic link is in the place of a folder",

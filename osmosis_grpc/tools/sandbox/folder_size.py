@@ -9,7 +9,7 @@ from osmosis_grpc.tools.sandbox.limits import SandboxLimits
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 OPEN = 16
-"""The most folders that a measurement keeps open."""
+"""A measurement keeps about this many folders open."""
 
 
 class _Full(Exception):

@@ -50,19 +50,19 @@ _warned: set[Isolation] = set()
 
 
 class LocalSandbox:
-    """Runs programs on this machine with the best isolation that it has. Used as `async with LocalSandbox() as box`.
+    """Runs programs on this machine, isolated as well as possible. Use it as `async with LocalSandbox() as box`.
 
     See `Sandbox` for the methods, and docs/sandbox.md for the limits of each isolation.
 
     Args:
-        require: The protections without which the sandbox does not start (SandboxRefused).
-        limits: What programs may use.
+        require: The required protections. Without one of them, the sandbox does not start (SandboxRefused).
+        limits: The limits of programs.
         environment: Variables besides PATH, HOME, TMPDIR and LANG. The server's variables are not passed on.
         read_only: More folders that programs can read.
         method: "bubblewrap", "namespaces" or "processes"; by default the first of them that works.
 
     Raises:
-        ValueError: An option is bad.
+        ValueError: An option is invalid.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The methods with which this machine can isolate programs: bubblewrap, namespaces of `unshare`, or only processes.
+"""The methods by which this machine can isolate programs: bubblewrap, namespaces of `unshare`, or only processes.
 
 Each method is tried once with a real program, and the first one that works is used.
 """
@@ -124,7 +124,7 @@ METHODS = (
     Method("namespaces", _OWN, _unshare),
     Method("processes", frozenset(), lambda space, read_only: []),
 )
-"""The best one first. A private user adds the protections USER and LIMITS."""
+"""The methods, the best one first. A private user adds the protections USER and LIMITS."""
 
 _lock = Lock()
 _users = itertools.count(FIRST_USER + secrets.randbelow(USERS))

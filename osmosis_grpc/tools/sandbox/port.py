@@ -1,4 +1,4 @@
-"""The port of sandboxes, through which tools run programs and use files.
+"""The protocol Sandbox, through which tools run programs and use files.
 
 `LocalSandbox` runs programs on this machine. Other implementations run them in a container or a pod.
 """
@@ -17,7 +17,7 @@ OUTPUT_BYTES = 64 * 1024
 FILE_BYTES = 1024 * 1024
 """The default limit of a file that is read or written."""
 LISTED = 10_000
-"""The most files and folders that are listed."""
+"""At most this many files and folders are listed."""
 
 
 class Protection(StrEnum):
@@ -116,9 +116,9 @@ class RunResult:
     """Whether older output was dropped."""
     stderr_truncated: bool = False
     timed_out: bool = False
-    """Whether the time limit has ended the program. The exit code is 137 then."""
+    """Whether the time limit ended the program. Then the exit code is 137."""
     disk_full: bool = False
-    """Whether the limit of the sandbox's folder has ended the program. The exit code is 137 then."""
+    """Whether the limit of the sandbox's folder ended the program. Then the exit code is 137."""
     seconds: float = 0.0
     """How long the program ran."""
 
@@ -134,10 +134,10 @@ class FileInfo:
 
 
 class Sandbox(Protocol):
-    """Runs programs in a private working folder, and reads and writes its files. Used as `async with`.
+    """Runs programs in a private working folder, and reads and writes its files. Use it with `async with`.
 
-    A path is relative to the working folder, or absolute below `folder`. Another path, and a path over a symbolic link,
-    raises SandboxFileError. After the `async with` no process and no file of the sandbox is left.
+    A path is relative to the working folder, or absolute below `folder`. Any other path, or one that contains a
+    symbolic link, raises SandboxFileError. After the `async with`, no process and no file of the sandbox is left.
     """
 
     @property
@@ -181,11 +181,11 @@ class Sandbox(Protocol):
             seconds: The program is killed after this time.
             environment: Added to the sandbox's own variables.
             cwd: The folder in which it runs.
-            output_bytes: The most bytes of standard output, and of standard error. The newest ones are kept.
+            output_bytes: Only this many bytes at the end of standard output, and of standard error, are kept.
 
         Raises:
             SandboxLost: No program can be started.
-            SandboxFileError: `cwd` is bad.
+            SandboxFileError: `cwd` is not a folder of the sandbox.
         """
 
     async def read_file(self, path: str, *, most_bytes: int = FILE_BYTES) -> bytes:
@@ -212,7 +212,7 @@ class Sandbox(Protocol):
         """
 
     async def remove_file(self, path: str) -> None:
-        """Remove a file. Raises SandboxFileError, also if there is no such file."""
+        """Remove a file. Raises SandboxFileError, for example if there is no such file."""
 
     async def list_files(self, path: str = ".", *, depth: int = 1) -> list[FileInfo]:
         """Return the files and folders of a folder, without links, sorted by path. At most LISTED are returned.

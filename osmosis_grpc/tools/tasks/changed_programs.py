@@ -1,4 +1,4 @@
-"""Finds changes of an agent to programs, libraries and startup files that the tests of its task use, too.
+"""Finds programs, libraries and startup files that an agent has changed and that the tests of its task also use.
 
 In Harbor's mode "shared", the tests run in the file system that the agent has left. An agent that may write anywhere
 can replace the interpreter of the tests, and a fresh copy of the tests does not help. So such changes are reported.
@@ -17,9 +17,9 @@ _SETTINGS = ("/etc/ld.so.preload", "/etc/ld.so.cache", "/etc/environment")
 _LEFT_OUT = ("/__pycache__", ".pyc", "/docker-init")
 """Compiled files, and files that Docker itself puts into each container."""
 MOST = 20
-"""The most paths that are reported."""
+"""At most this many paths are reported."""
 LOOKS = 100
-"""The most new programs that are compared with those of other folders."""
+"""At most this many new programs are compared with those of other folders."""
 
 
 async def changed_programs(machine: DockerMachine, name: str) -> list[str]:

@@ -17,7 +17,7 @@ TEXT, JSON = "reward.txt", "reward.json"
 MOST_BYTES = 64 * 1024
 MOST_OF_TESTS = 1024 * 1024 * 1024
 SAID = 2000
-"""The most characters of the tests' output in a verdict."""
+"""A verdict has at most this many bytes of the end of the tests' output."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

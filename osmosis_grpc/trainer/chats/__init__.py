@@ -1,1 +1,1 @@
-"""The chats of a trainer's rollouts. Each chat is sampled once. A chat that is sent again gets the same reply."""
+"""The chats of a trainer's rollouts. Each chat is sampled once. If it is sent again, it gets the same reply."""

@@ -1,26 +1,27 @@
 """AttemptCache: the chats and the result of one attempt of a rollout. Each chat is sampled once.
 
-Theory of operation. A chat is in one of these states:
+Theory of operation. A chat is in one of these states. The right column shows the fields that tell:
 
     sampling     its policy call runs                                                 task, done is open
-    unwritten    its reply is kept, and the ledger has not committed it yet           unwritten
+    unwritten    its reply is kept, but the ledger has not committed it yet           unwritten
     answered     its reply is kept; `written` has the bytes until they are sent       done
     failed       it is removed from `asked`, so that the next request samples it      done has the error
 
-and the attempt in one of these:
+An attempt is in one of these states:
 
     live         it accepts chats
     committing   its outcome is being committed; further reports wait for that        committing
     over         it has a result, and its chats are dropped                           result_id
-    ended        it ends without an outcome of its server                             ended
-    replaced     a higher attempt has come                                            replaced
+    ended        it ends without an outcome from its server                           ended
+    replaced     a higher attempt has replaced it                                     replaced
 
-Rules that every change keeps:
+Rules that every change must keep:
 
-- A reply leaves only after its commit. Otherwise another process would sample again what an agent has already seen.
-- A chat that comes again joins the sampling, or gets the kept reply. The same number with another body is refused.
-- A sampling belongs to the attempt and not to a call. It continues when its caller leaves, and stops when the reply is
-  no longer needed: after abandon(), end() and close().
+- A reply is sent only after its commit. Otherwise, after a crash, another process would sample a chat again whose
+  first reply an agent has already seen.
+- A repeated chat waits for the running sampling, or gets the kept reply. The same number with another body is refused.
+- A policy call belongs to the attempt, not to the request. It continues when the requester leaves, and stops when the
+  reply is no longer needed: after abandon(), end() and close().
 - Nothing is written after the end, because a late reply in the ledger would start the rollout again.
 - This module does not depend on servers, streams or clocks.
 """
@@ -62,9 +63,9 @@ from osmosis_grpc.trainer.chats.sample_state import PendingChat, SampleState, to
 from osmosis_grpc.trainer.chats.sampler import Sampler, versioned
 
 ABORTED_RETRY = 1.0
-"""When the engine has aborted a reply, the server sends the chat again after this many seconds."""
+"""If the inference engine aborted a reply, the server sends the chat again after this many seconds."""
 UNWRITTEN_RETRY = 1.0
-"""When the ledger cannot be written, a server retries after this many seconds."""
+"""If the ledger cannot be written, a server retries after this many seconds."""
 
 
 class AttemptCache:
@@ -74,28 +75,29 @@ class AttemptCache:
         self.attempt = attempt
         self.result_id: str | None = None
         self.ended = False
-        """Whether the attempt has ended without an outcome of its server."""
+        """Whether the attempt has ended without an outcome from its server."""
         self.entered = False
         """Whether the ledger knows this attempt."""
         self.replaces = False
-        """Whether the ledger has a lower attempt but not yet this one. After a crash, the lower one would continue."""
+        """Whether the ledger has a lower attempt but not yet this one. If the trainer crashed now, the lower one would
+        continue."""
         self.replaced = False
         """Whether a higher attempt has replaced this attempt."""
         self.restored = False
         """Whether the attempt comes from the ledger of an earlier process."""
         self.committing: list[Callable[[], None]] | None = None
-        """Functions to call after the running commit of the outcome; None while no commit runs."""
+        """Functions to call after the running commit of the outcome; None if no commit runs."""
         self.last_used = 0.0
         self.tools: Sequence[ToolDict] | None = None
-        """The tools of chats without tools of their own; None if unknown."""
+        """The tools of chats that do not name their own; None if unknown."""
         self._tools_digest: str | None = None
         self.samples: dict[str, SampleState] = {}
         self._ledger = ledger
 
     def chat(self, request: ChatRequest, sampler: Sampler) -> PendingChat:
-        """Return a chat. Starts its sampling unless it was started before.
+        """Return the chat of a request. Start sampling it unless that was done before.
 
-        Raises AlreadyExists if the number was used with another body, UnknownChat for a delta on an unknown chat,
+        Raises AlreadyExists if its number was used with another body, UnknownChat if it is a delta on an unknown chat,
         InvalidArgument for an unknown policy, and FailedPrecondition after the rollout has ended.
         """
         if self.result_id is not None or self.ended:
@@ -159,17 +161,17 @@ class AttemptCache:
         return asked
 
     def end(self) -> None:
-        """Stop every sampling, and refuse further chats. Keeps the answered chats.
+        """Stop all policy calls, and refuse further chats. Keep the answered chats.
 
-        A reply that came later would be written to the ledger, and would stay there.
+        Otherwise a late reply would be written to the ledger, and would stay there.
         """
         self.ended, self.entered = True, False
         self.abandon("", 0)
 
     def abandon(self, sample: str, chat_number: int) -> None:
-        """Stop the sampling of chats. If the server sends such a chat again, the policy is called again.
+        """Stop the policy calls of chats. If the server sends such a chat again, the policy is called again.
 
-        An empty sample means all samples. Chat number 0 means all chats.
+        An empty `sample` means all samples, and chat number 0 means all chats.
         """
         for name, state in self.samples.items():
             for number, asked in list(state.asked.items()):
@@ -177,7 +179,7 @@ class AttemptCache:
                     asked.task.cancel()
 
     def _sampled(self, asked: PendingChat, request: ChatRequest, errors: PolicyErrors, reply: object) -> bool:
-        """Keep the reply or the exception of a policy call. Returns whether the chat is answered."""
+        """Keep the reply or the exception of a policy call. Return whether the chat is answered."""
         task, cancelled = asked.task, isinstance(reply, asyncio.CancelledError)
         stopped = task.cancelling() > 0 if isinstance(task, asyncio.Task) else cancelled
         if stopped and isinstance(reply, BaseException):
@@ -278,7 +280,7 @@ class AttemptCache:
             sample.reassemble({number: asked.parent_chat for (of, number), asked in requested.items() if of == name})
 
     def complete(self, outcome: RolloutOutcome) -> RolloutOutcome:
-        """Set the result. Returns the outcome with its references resolved and its samples assembled."""
+        """Set the result. Return the outcome with resolved references and assembled samples."""
         self.result_id = outcome.result_id
         samples = {
             name: self.samples.setdefault(name, SampleState(name)).report(reported)
@@ -287,7 +289,7 @@ class AttemptCache:
         return replace(outcome, samples=samples)
 
     def close(self) -> None:
-        """Stop every sampling and drop the chats."""
+        """Stop all policy calls, and drop the chats."""
         self.abandon("", 0)
         for sample in self.samples.values():
             sample.release()
@@ -295,14 +297,14 @@ class AttemptCache:
 
 
 def names(sample: str, chat_number: int, of_sample: str, of_number: int) -> bool:
-    """Return whether an AbandonChatRequest with this sample and chat number includes another sample and chat number."""
+    """Return whether an AbandonChatRequest for `sample` and `chat_number` includes chat `of_number` of `of_sample`."""
     return sample in ("", of_sample) and chat_number in (0, of_number)
 
 
 def reply_of(asked: PendingChat, key: ChatKey, parent_chat: int, errors: PolicyErrors) -> bytes:
-    """Return the reply of an answered chat as bytes to send. Its prompt leaves out the tokens of `parent_chat`.
+    """Return the reply of an answered chat as bytes to send. Its prompt omits the tokens of `parent_chat`.
 
-    Raises the CallError of the sampling, and Internal for a reply that cannot be sent.
+    Raises the CallError of a failed policy call, and Internal for a reply that cannot be sent.
     """
     asked.done.result()
     written, asked.written = asked.written, None
@@ -317,7 +319,7 @@ def reply_of(asked: PendingChat, key: ChatKey, parent_chat: int, errors: PolicyE
 
 
 def _error_of(reply: object) -> BaseException | None:
-    """Return the exception of a policy call that was not stopped by the trainer; None for a reply."""
+    """Return the exception of a policy call that the trainer did not stop; None for a reply."""
     if isinstance(reply, ChatResponse):
         aborted = reply.finish_reason in ABORTED
         return Unavailable("the engine aborted the reply", retry_after=ABORTED_RETRY) if aborted else None
@@ -325,11 +327,11 @@ def _error_of(reply: object) -> BaseException | None:
         problem = RuntimeError("the policy's call was cancelled, but not by the trainer")
         problem.__cause__ = reply
         return problem
-    if isinstance(reply, StopIteration | StopAsyncIteration):  # generators that it passes through would hide its origin
+    if isinstance(reply, StopIteration | StopAsyncIteration):  # a generator that it passes through hides its origin
         return RuntimeError(f"the policy raised {reply!r}").with_traceback(reply.__traceback__)
     return reply if isinstance(reply, BaseException) else None
 
 
 def unwritten() -> Unavailable:
-    """Return the error for a server when the ledger cannot be written."""
+    """Return the error to send to a server if the ledger cannot be written."""
     return Unavailable("the trainer's ledger cannot be written now", retry_after=UNWRITTEN_RETRY)

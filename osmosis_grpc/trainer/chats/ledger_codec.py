@@ -17,16 +17,16 @@ Samples = dict[str, SampleState]
 
 
 def question_of(received: ChatRequest, parent_chat: int) -> bytes:
-    """Return the bytes of a received chat if the ledger can store them unchanged; otherwise no bytes.
+    """Return the bytes of a received chat if the ledger can store them unchanged; otherwise b"".
 
-    It can if the chat has exactly the messages after the reply of `parent_chat`, and no fields that the row leaves out.
+    That is so if the chat has only the messages after the reply of `parent_chat`, and no field that the row omits.
     """
     more = received.prefix_len or received.tools_overridden or received.state
     return b"" if more or received.parent_chat != parent_chat else received.wire
 
 
 def kept_chat(request: ChatRequest, asked: PendingChat) -> ChatRow:
-    """Return the row of an answered chat: its question as a delta, its reply in wire form."""
+    """Return the ledger's row for an answered chat: the question as a delta, and the reply as bytes."""
     return ChatRow(
         request.rollout_id,
         request.attempt,
@@ -87,7 +87,7 @@ def request_of(kept: LedgerRollout) -> RolloutRequest:
 
 
 def init_bytes(request: RolloutRequest) -> bytes:
-    """Return a request in the form of the ledger. Equal requests have equal bytes."""
+    """Return a request as the ledger stores it. Equal requests have equal bytes."""
     init = init_to_wire(InitRequest(request=request), secrets=False, blobs=True)
     return init.SerializeToString(deterministic=True)
 

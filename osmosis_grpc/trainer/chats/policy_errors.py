@@ -1,9 +1,9 @@
-"""What happens when a policy of a trainer raises.
+"""Handles the exceptions of a trainer's policies.
 
 - A CallError, such as Unavailable, refuses the chat. The agent gets this error.
-- Any other exception, and a result that is not a reply, means that the policy itself has failed. The agent gets
-  Internal, and the log has the traceback. If a rollout or a whole group fails because of it, the trainer raises the
-  exception in the waiting program. Otherwise a training loop would continue without data.
+- Any other exception, or a result that is not a reply, means that the policy itself has failed. The agent gets
+  Internal, and the traceback is logged. If it makes a rollout or a whole group fail, the trainer raises the exception
+  in the waiting program, because otherwise a training loop would continue without data.
 """
 
 import logging
@@ -20,9 +20,9 @@ from osmosis_grpc.supervise.throttled_log import Throttled
 log = logging.getLogger(__name__)
 
 MAX_LOGGED = 2048
-"""The most bytes of an error's text in a warning."""
+"""A warning shows at most this many bytes of an error."""
 MAX_TRACEBACKS = 16
-"""The most tracebacks in the log. Each kind of exception is logged with one traceback, and then only counted."""
+"""At most this many tracebacks are logged: one for each kind of exception, whose repeats have none."""
 
 ChatKey = tuple[str, int, str, int]
 """The rollout's id, the attempt, the sample and the number of a chat."""
@@ -33,10 +33,10 @@ class PolicyFailure:
     """An exception of a policy."""
 
     policy: str
-    """The name of the policy; empty for the default policy, which answers chats that do not name one."""
+    """The name of the policy; empty for the default policy, which answers chats that name no policy."""
     error: BaseException
     trace: TracebackType | None
-    """The traceback of the policy's call, kept here because raising `error` again extends the error's own."""
+    """The traceback of the policy's call. It is kept here, because raising `error` again extends its own traceback."""
 
     def __str__(self) -> str:
         return f"{self.name} failed: {clip(with_type(self.error))}"
@@ -47,7 +47,7 @@ class PolicyFailure:
         return f"the policy {self.policy!r}" if self.policy else "the policy"
 
     def of_rollout(self, reported: Failure | None) -> Failure:
-        """Return the failure of the rollout. `reported` is the server's, which may blame the agent."""
+        """Return the failure of the rollout. `reported` is the server's failure, which may blame the agent."""
         text = str(self)
         if reported is not None and reported.boundary != "trainer":
             text = clip(f"{text}; then the {reported.boundary} failed: {reported.message}")
@@ -59,7 +59,7 @@ class PolicyFailure:
 
 
 class PolicyErrors:
-    """Handles what the policies of one trainer raise."""
+    """Handles the exceptions of one trainer's policies."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.listener: Callable[[ChatKey, PolicyFailure | None], None] = lambda key, failure: None
@@ -69,7 +69,7 @@ class PolicyErrors:
         self._known: set[tuple[str, type[BaseException], object]] = set()
 
     def raised(self, request: ChatRequest, error: BaseException) -> CallError:
-        """Return the error for the agent server whose chat made the policy raise."""
+        """Return the error to send to the agent server whose chat made the policy raise."""
         key = key_of(request)
         if not isinstance(error, CallError):
             return self.failed(key, request.policy, error)
@@ -81,7 +81,7 @@ class PolicyErrors:
         return error
 
     def failed(self, key: ChatKey, policy: str, error: BaseException) -> CallError:
-        """Return the error for the agent server of a chat after a failure of the policy itself."""
+        """Return the error to send to the agent server of a chat after the policy itself has failed."""
         failure = PolicyFailure(policy, error, error.__traceback__)
         self._any = True
         self.listener(key, failure)

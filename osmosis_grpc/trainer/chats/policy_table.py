@@ -1,4 +1,4 @@
-"""The policies of a trainer by name: which one answers a chat."""
+"""The policies of a trainer, by name. The name in a chat decides which one answers it."""
 
 from collections.abc import Iterator, Mapping
 
@@ -8,14 +8,14 @@ from osmosis_grpc.protocol.errors import InvalidArgument
 from osmosis_grpc.protocol.types.requests import check_policy_name
 
 Policies = Policy | Mapping[str, Policy]
-"""A policy, or several by name. The policy with an empty name answers the chats that name none."""
+"""A policy, or several by name. The policy with the name "" answers the chats that name no policy."""
 
 
 class PolicyTable:
     """The policies of one trainer.
 
-    With `any_name`, the policy with the empty name answers every chat. Raises TypeError for a policy that is not
-    callable, and ValueError for an empty mapping and for a name that cannot be used.
+    With `any_name`, the policy with the name "" answers every chat. Raises TypeError for a policy that is not callable,
+    and ValueError for an empty mapping or an invalid name.
     """
 
     def __init__(self, policies: Policies, *, any_name: bool = False) -> None:

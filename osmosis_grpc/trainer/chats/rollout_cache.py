@@ -1,4 +1,4 @@
-"""The cache of a trainer: one entry for each rollout. Each outcome is recorded once."""
+"""The cache of a trainer. It has one entry for each rollout, and records each outcome once."""
 
 import asyncio
 from collections.abc import Callable, Container, Iterable, Sequence
@@ -23,11 +23,11 @@ from osmosis_grpc.trainer.metrics import Metrics
 SWEEP = job("trainer.sweep", OnFailure.RESTART)
 
 Recorded = Callable[[Receipt | CallError, RolloutOutcome | None], None]
-"""Called with the answer for the server, and with the outcome if this call has recorded it."""
+"""Takes the answer for the server, and the outcome if this call has recorded it."""
 
 
 class LedgerReceipt:
-    """Confirms one outcome. A copy that another process unpickles has no ledger."""
+    """Confirms one outcome. After unpickling in another process, it has no ledger, and confirm() raises LedgerError."""
 
     __slots__ = ("_key", "_ledger")
 
@@ -79,14 +79,14 @@ class RolloutCache:
         return self.rollout(request.rollout_id, request.attempt, now).chat(request, self.sampler)
 
     async def answer(self, request: ChatRequest) -> bytes:
-        """Wait until a chat is answered. Returns its reply as bytes. Raises the CallError of its sampling."""
+        """Wait until a chat is answered, and return its reply as bytes. Raises CallError if its policy call failed."""
         chat = self.chat(request, self.now())
         if not chat.done.done():
             await asyncio.wait({chat.done})
         return self.reply(chat, key_of(request), request.parent_chat)
 
     def reply(self, chat: PendingChat, key: ChatKey, parent_chat: int) -> bytes:
-        """Return the reply of an answered chat as bytes. Raises the CallError of its sampling."""
+        """Return the reply of an answered chat as bytes. Raises CallError if its policy call failed."""
         return reply_of(chat, key, parent_chat, self.sampler.errors)
 
     def check_known(self, rollout_id: str) -> None:
@@ -118,22 +118,22 @@ class RolloutCache:
         return rollout_id in self._rollouts and self._rollouts[rollout_id].restored
 
     def abandon(self, rollout_id: str, attempt: int, sample: str, chat_number: int) -> None:
-        """Stop the sampling of chats whose replies are no longer wanted. Does nothing for unknown chats.
+        """Stop the policy calls of chats whose replies are no longer wanted. Do nothing for unknown chats.
 
-        An empty sample means all samples. Chat number 0 means all chats.
+        An empty `sample` means all samples, and chat number 0 means all chats.
         """
         entry = self._rollouts.get(rollout_id)
         if entry is not None and entry.attempt == (attempt or 1):
             entry.abandon(sample, chat_number)
 
     def end(self, rollout_id: str, attempt: int) -> None:
-        """End an attempt that has no outcome. Does nothing if the attempt is not the newest."""
+        """End an attempt that has no outcome. Do nothing if it is not the newest attempt."""
         entry = self._rollouts.get(rollout_id)
         if entry is not None and entry.attempt == attempt:
             entry.end()
 
     def complete(self, outcome: RolloutOutcome, now: float) -> tuple[Receipt, RolloutOutcome | None]:
-        """Record an outcome without a ledger. Returns the answer, and the outcome if this call recorded it."""
+        """Record an outcome without a ledger. Return the answer, and the outcome if this call has recorded it."""
         entry = self.rollout(outcome.rollout_id, outcome.attempt, now)
         if entry.result_id is not None:
             return _known(entry, outcome), None
@@ -150,14 +150,14 @@ class RolloutCache:
         abandoned: bool = False,
         chats: Sequence[ChatRow] = (),
     ) -> None:
-        """Record an outcome, and then call `then`, with a ledger after the commit.
+        """Record an outcome. Then, if there is a ledger after the commit, call `then`.
 
         Args:
             outcome: The outcome.
             raw: The message as received.
-            then: Called with the answer for the server; Aborted for an attempt that is not the newest.
+            then: Called with the answer for the server, which is Aborted if the attempt is not the newest.
             abandoned: Whether the outcome needs no confirmation.
-            chats: If given, they replace the rollout's chats in the ledger.
+            chats: If not empty, they replace the rollout's chats in the ledger.
         """
         ledger = self._ledger
         try:
@@ -202,9 +202,9 @@ class RolloutCache:
         )
 
     def rollout(self, rollout_id: str, attempt: int, now: float) -> AttemptCache:
-        """Return the entry of an attempt. A higher attempt closes a lower attempt.
+        """Return the entry of an attempt. If it is higher than the known attempt, replace and close that one.
 
-        A lower attempt raises Aborted, or Unavailable until the ledger has the higher attempt.
+        Raises Aborted for a lower attempt, or Unavailable until the ledger has the newest attempt.
         """
         entry = self._rollouts.get(rollout_id)
         if entry is not None and attempt < entry.attempt:
@@ -220,9 +220,9 @@ class RolloutCache:
         return entry
 
     def _is_over(self, rollout_id: str) -> CallError:
-        """Return the error for the server of an attempt that is not the newest.
+        """Return the error to send to the server of an attempt that is not the newest.
 
-        Aborted ends the attempt at its server. So it is sent only after the ledger has the newest attempt. Otherwise,
+        Aborted ends the attempt at its server, so it is sent only after the ledger has the newest attempt. Otherwise,
         after a crash, the trainer would continue with an attempt that has ended without an outcome.
         """
         entry = self._rollouts.get(rollout_id)
@@ -234,13 +234,13 @@ class RolloutCache:
         return Aborted(f"rollout {rollout_id} is at attempt {newest}", rollout_id=rollout_id, attempt=newest)
 
     def entered(self, rollout_id: str, attempt: int, *, dropped: bool = False) -> None:
-        """Record that the ledger has an attempt, or with `dropped` no attempt of the rollout."""
+        """Record that the ledger has an attempt; with `dropped`, that it has no attempt of the rollout."""
         entry = self._rollouts.get(rollout_id)
         if entry is not None and entry.attempt == attempt:
             entry.entered, entry.replaces = not dropped, False
 
     def replaces(self, rollout_id: str) -> bool:
-        """Return whether a lower attempt must stay at its server until the ledger has the newest one."""
+        """Return whether the ledger lacks the newest attempt, so that a lower one must stay at its server."""
         entry = self._rollouts.get(rollout_id)
         return entry is not None and entry.replaces
 
@@ -261,7 +261,7 @@ class RolloutCache:
             self._ledger.forget(old)
 
     def close(self) -> None:
-        """Stop every sampling."""
+        """Stop all policy calls, and drop all chats."""
         for entry in self._rollouts.values():
             entry.close()
 

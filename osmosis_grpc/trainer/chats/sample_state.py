@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from osmosis_grpc.storage.ledger import ChatRow
 
 Body = tuple[Node, str, str, ChatPurpose, str]
-"""What makes two chats equal: the last node of the history, the parameters, the digest of the tools, the purpose and
-the policy. Equal histories have the same last node."""
+"""Two chats are equal if these are: the last node of the history, the parameters, the digest of the tools, the purpose
+and the policy. Equal histories have the same last node."""
 
 
 class PendingChat:
@@ -57,10 +57,10 @@ class PendingChat:
         self.chat_number = number
         self.body = body
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Done when the chat is answered. With a ledger, done after the commit. Raises the error of the sampling."""
+        """Done when the chat is answered and, with a ledger, committed. Raises the error of a failed policy call."""
         self.task: asyncio.Future[ChatResponse] | None = None
         self.unwritten: ChatRow | None = None
-        """The row that the ledger has not committed."""
+        """The row that the ledger has not committed yet."""
         self.written: bytes | None = None
         """The bytes of the committed reply, until the reply is sent."""
         self._sample = sample
@@ -71,12 +71,12 @@ class PendingChat:
         """Whether the reply was recorded in the rollout that this rollout forks from."""
 
     def answer(self, response: ChatResponse) -> None:
-        """Keep a reply and set the chat done. Raises InvalidArgument when its parts do not agree."""
+        """Keep a reply, and mark the chat as done. Raises InvalidArgument if the parts of the reply do not agree."""
         self.keep(response)
         self.done.set_result(None)
 
     def keep(self, response: ChatResponse) -> None:
-        """Keep a reply. Raises InvalidArgument when its parts do not agree."""
+        """Keep a reply. Raises InvalidArgument if the parts of the reply do not agree."""
         response.check()
         reply = jsontext.copy(response.message, "message")
         sample, purpose = self._sample, self.body[3]
@@ -90,26 +90,26 @@ class PendingChat:
         self.response = response
 
     def kept(self) -> ChatResponse:
-        """Return the kept reply. Its prompt leaves out the tokens of the parent chat."""
+        """Return the kept reply. Its prompt omits the tokens of the parent chat."""
         assert self.response is not None
         return self.response
 
     def as_kept(self, parent_chat: int) -> bool:
-        """Return whether reply(parent_chat) is the kept reply."""
+        """Return whether reply(parent_chat) equals the kept reply, so that its bytes can be used."""
         response = self.kept()
         return response.prompt_ids is None or (
             parent_chat == self.parent_chat and bool(parent_chat or not response.prompt_prefix)
         )
 
     def fail(self, error: CallError) -> None:
-        """Raise an error from every caller. The next request samples again."""
+        """Fail every waiting caller with an error. The next request calls the policy again."""
         if self._sample.asked.get(self.chat_number) is self:
             del self._sample.asked[self.chat_number]
         self.done.set_exception(error)
         self.done.exception()  # no error is logged if the caller has left
 
     def reply(self, parent_chat: int = 0) -> ChatResponse:
-        """Return the reply. Its prompt leaves out the tokens of `parent_chat`. With 0, the prompt is whole."""
+        """Return the reply. Its prompt omits the tokens of `parent_chat`. With 0, the prompt is complete."""
         response = self.kept()
         if self.as_kept(parent_chat):
             return response
@@ -120,7 +120,7 @@ class PendingChat:
         return _without_prefix(response, whole, shared, self._prompt_extras(assembler, shared))
 
     def _prompt_extras(self, assembler: SegmentBuilder, first: int) -> Extras:
-        """Return the extras of the prompt from token `first` on. `assembler` has the extras of the whole prompt."""
+        """Return the extras of the prompt from token `first` on. `assembler` has those of the complete prompt."""
         response = self.kept()
         if response.prompt_ids is not None and first >= response.prompt_prefix:
             after = first - response.prompt_prefix
@@ -128,7 +128,7 @@ class PendingChat:
         return assembler.prompt_extras(self.chat_number, first)
 
     def prompt(self) -> Ids | None:
-        """Return the whole prompt; None if the policy gave none."""
+        """Return the complete prompt; None if the policy did not return it."""
         response, assembler = self.response, self._sample.assembler
         if response is None or response.prompt_ids is None:
             return None
@@ -149,14 +149,14 @@ class PendingChat:
         )
 
     def reassemble(self, parent_chat: int | None, whole: Ids | None, earlier: SegmentBuilder) -> None:
-        """Add the chat to the new assembler of its sample. `whole` is the whole prompt of the chat."""
+        """Add the chat to the new assembler of its sample. `whole` is the complete prompt of the chat."""
         self.parent_chat = self.parent_chat if parent_chat is None else parent_chat
         self.response = self.feed(self._sample.assembler, whole, earlier)
 
     def feed(self, assembler: SegmentBuilder, whole: Ids | None, earlier: SegmentBuilder) -> ChatResponse:
-        """Add the chat to an assembler. Returns the reply; its prompt leaves out the tokens of the continued chat.
+        """Add the chat to an assembler. Return the reply, whose prompt omits the tokens of the continued chat.
 
-        `whole` is the whole prompt. `earlier` is the assembler that has the extras of the prompt.
+        `whole` is the complete prompt. `earlier` is the assembler that has the extras of the prompt.
         """
         response = self.kept()
         if whole is not None:
@@ -176,7 +176,7 @@ class SampleState:
         self.asked: dict[int, PendingChat] = {}
 
     def release(self) -> None:
-        """Drop the chats and the links of the conversation, so that their memory is free without garbage collection."""
+        """Drop the chats and the links of the conversation, so that memory is freed without a garbage collection."""
         self.asked.clear()
         self.tree.release()
 
@@ -192,7 +192,7 @@ class SampleState:
             position = self.tree.insert_after(asked.parent_chat, asked.messages)
         else:
             position = self.tree.insert(asked.messages)
-        if position is not None:  # otherwise the continued chat is missing, and the sample stays as reported
+        if position is not None:  # otherwise the parent chat is missing, and the sample stays as reported
             self._add(asked, position, asked.parent_chat, tools_digest(asked.tools), response, forked=forked)
 
     def learn(self, asked: ChatRequest, parent_chat: int, tools: str, response: ChatResponse) -> None:
@@ -219,14 +219,14 @@ class SampleState:
         chat.answer(response)
 
     def reassemble(self, parent_chat: Mapping[int, int]) -> None:
-        """Assemble the tokens again in order. `parent_chat` maps a chat to its parent chat on the server."""
+        """Assemble the tokens again, in chat order. `parent_chat` maps a chat to its parent chat at the server."""
         wholes = [(asked, asked.prompt()) for _, asked in sorted(self.asked.items()) if asked.response is not None]
         earlier, self.assembler = self.assembler, SegmentBuilder()
         for asked, whole in wholes:
             asked.reassemble(parent_chat.get(asked.chat_number), whole, earlier)
 
     def whole(self, begins: PrefixChat, messages: Sequence[Message]) -> tuple[PrefixChat, Sequence[Message]]:
-        """Return a whole conversation. The messages to which `begins` refers are added at the start."""
+        """Return a complete conversation: put the messages to which `begins` refers at the start."""
         reply = self.tree.reply(begins.chat_number)
         if begins.prefix_len or reply is None:
             return begins, messages
@@ -234,9 +234,9 @@ class SampleState:
         return PrefixChat(begins.sample, begins.chat_number, len(known)), [*known, *messages]
 
     def report(self, reported: Sample) -> Sample:
-        """Return the sample with segments assembled from the cached chats that its segments name.
+        """Return the sample, with segments assembled from the cached chats that its reported segments name.
 
-        Keeps the reported segments if the sample is not trainable, or if the trainer did not answer all these chats.
+        Keep the reported segments if the sample is not trainable, or if the trainer did not answer all these chats.
         """
         if reported.begins is not None:
             begins, messages = self.whole(reported.begins, reported.messages)
@@ -271,12 +271,12 @@ class SampleState:
 
 
 def _without_prefix(response: ChatResponse, whole: Ids, shared: int, extras: Extras) -> ChatResponse:
-    """Return the reply without the first `shared` ids of its whole prompt. `extras` are those of the other ids."""
+    """Return the reply without the first `shared` ids of its complete prompt. `extras` belong to the remaining ids."""
     return replace(response, prompt_ids=whole[shared:], prompt_prefix=shared, prompt_extras=extras)
 
 
 def tools_digest(tools: Sequence[Mapping[str, Any]] | None) -> str:
-    """Return a digest of tools; empty for None."""
+    """Return a digest of tools, or "" for None."""
     return "" if tools is None else sha256(jsontext.canonical(list(tools)).encode()).hexdigest()
 
 

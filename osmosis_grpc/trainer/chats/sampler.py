@@ -27,7 +27,7 @@ KEEP = job("trainer.keep_reply", OnFailure.REPORT, "callback")
 CANCEL = job("trainer.cancel_policy", OnFailure.REPORT, "callback")
 
 Keep = Callable[[object], bool]
-"""Called with the reply or the exception of a policy call. Returns whether the chat is answered."""
+"""Takes the reply or the exception of a policy call. Returns whether the chat is answered."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,7 +44,7 @@ class Sampler:
 
     def __init__(self, policies: PolicyTable, metrics: Metrics, supervisor: Supervisor) -> None:
         self.version = ""
-        """The ChatRequest.version of the next calls."""
+        """The version that the next calls get as ChatRequest.version."""
         self.errors = PolicyErrors(supervisor.system.monotonic)
         self._policies = policies
         self._metrics = metrics
@@ -61,9 +61,9 @@ class Sampler:
         return len(self._calls)
 
     def sample(self, request: ChatRequest, keep: Keep) -> "asyncio.Future[Any] | None":
-        """Call the policy of a chat, and then call `keep`. Returns the task of an async policy.
+        """Call the policy of a chat, and then `keep` with the result. Return the task of an async policy, else None.
 
-        Raises InvalidArgument for a chat that names an unknown policy.
+        Raises InvalidArgument if the chat names an unknown policy.
         """
         policy = self._policies.of(request.policy)
         if self.spans is None:
@@ -108,7 +108,7 @@ class Sampler:
         return future
 
     def resumed(self) -> None:
-        """Raise FailedPrecondition from every idle() that still waits, because policy calls may begin again."""
+        """Fail every idle() that still waits with FailedPrecondition, because policy calls may begin again."""
         error = FailedPrecondition("the trainer was resumed before it was idle")
         for future in self._take_waiting():
             future.set_exception(error)
@@ -144,7 +144,7 @@ def _cancelled(task: "asyncio.Future[Any]") -> asyncio.CancelledError:
 
 
 def versioned(response: ChatResponse, version: str) -> ChatResponse:
-    """Return the reply. If the policy gave no versions, the reply's tokens get this version."""
+    """Return the reply. If the policy set no versions, the reply's tokens get this version."""
     tokens = response.tokens
     if not version or response.versions or not isinstance(tokens, TokenBlock) or not len(tokens.ids):
         return response

@@ -1,1 +1,1 @@
-"""Transports between a trainer and its agent servers: attachments and callbacks."""
+"""Transports between a trainer and its agent servers: attached streams, and callbacks."""

@@ -1,4 +1,4 @@
-"""Calls the RPCs of one agent server, over the newest channel."""
+"""Calls the RPCs of one agent server over its current channel."""
 
 import asyncio
 from typing import Any, TypeVar
@@ -20,7 +20,7 @@ _CUT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.
 
 
 class NoAnswer(Unavailable):
-    """The server did not answer a call. It is unknown whether the server handled the call."""
+    """The server did not answer a call. It may or may not have handled it."""
 
 
 class Calls:
@@ -32,7 +32,7 @@ class Calls:
         self._sink = sink
 
     async def ask(self, method: str, request: Message, answer: type[Answer], timeout: float = CALL_TIMEOUT) -> Answer:
-        """Return the server's answer. Raises NoAnswer, and the CallError with which the server answers."""
+        """Return the server's answer. Raises NoAnswer, or the CallError with which the server answers."""
         call = Asking(
             self._sink,
             SERVICE + method,
@@ -53,7 +53,7 @@ class Calls:
             raise NoAnswer("the connection was closed") from None
 
     def stream(self, method: str, request: Message, answer: Any) -> Any:
-        """Begin a call with a stream of answers. Raises NoAnswer."""
+        """Start a call with a stream of answers. Raises NoAnswer."""
         make = self._open().unary_stream(
             SERVICE + method,
             request_serializer=type(request).SerializeToString,
@@ -68,7 +68,7 @@ class Calls:
 
 
 def raise_if_cancelled() -> None:
-    """Raise CancelledError if the running task is cancelled. Do nothing if only the awaited call is cancelled."""
+    """Raise CancelledError if the current task was cancelled. Do nothing if only the awaited call was cancelled."""
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError

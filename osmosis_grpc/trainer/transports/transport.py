@@ -1,8 +1,8 @@
-"""Transport connects a trainer to its agent servers. Each transport has a subclass.
+"""Transport connects a trainer to its agent servers. Each kind of transport is a subclass.
 
-The list of servers changes while rollouts run, because sources change, and because a server names its workers. The
+The list of servers can change while rollouts run, because sources change, and because servers name their workers. The
 transport connects to each new server. A server that is no longer in the list is retired: it gets no new rollouts,
-finishes its running ones as long as it can be reached, and is then forgotten.
+finishes its running ones while it can be reached, and is then forgotten.
 """
 
 import asyncio
@@ -38,9 +38,9 @@ WARN = job("trainer.warn", OnFailure.RESTART)
 TARGET = "target "
 """The prefix of the ledger's key for a server to which the trainer connects."""
 RETIRE_PERIOD = 0.25
-"""The seconds between two checks of a retired server."""
+"""The seconds between two checks whether a retired server can be forgotten."""
 FIRST_CONNECTION = 10.0
-"""A server that only the ledger names is forgotten if it cannot be reached within this many seconds."""
+"""A server that only the ledger names is forgotten if it is not reached within this many seconds."""
 
 Link = TypeVar("Link", bound=AgentServerLink)
 
@@ -78,7 +78,7 @@ class Transport(ABC, Generic[Link]):
         config: TrainerConfig,
     ) -> None:
         self.address = listen
-        """HOST:PORT where the trainer listens, with the bound port after listen(). Empty if it does not listen."""
+        """HOST:PORT where the trainer listens; empty if it does not listen. After listen(), it has the bound port."""
         self._scheduler = scheduler
         self._sources = sources
         self._credentials = credentials
@@ -87,14 +87,14 @@ class Transport(ABC, Generic[Link]):
         self._config = config
         self._begun = False
         self._workers: dict[str, tuple[str, ...]] = {}
-        """The addresses of the workers that each server names."""
+        """The addresses of the workers that each server names, by the server's address."""
         self._dialled: dict[str, Dialled[Link]] = {}
-        """The named and the retired servers, by address."""
+        """The servers in the list and the retired servers, by address."""
         self._watching: list[asyncio.Task[Any]] = []
 
     @abstractmethod
     def listen(self) -> None:
-        """Bind the port. Calls are answered after begin(). Raises OSError, ValueError."""
+        """Bind the port. Calls are answered only after begin(). Raises OSError, ValueError."""
 
     @abstractmethod
     def _link(self, target: Target, server_key: str) -> Link:
@@ -102,10 +102,10 @@ class Transport(ABC, Generic[Link]):
 
     @abstractmethod
     async def _connect(self, server: Dialled[Link], on_answer: Callable[[], None]) -> CallError | None:
-        """Connect, and wait until the connection ends. Calls `on_answer` when the server answers. Raises CallError."""
+        """Connect, call `on_answer` when the server answers, and wait until the connection ends. Raises CallError."""
 
     def _not_reached(self, server: Dialled[Link]) -> None:
-        """Do what is necessary after a named server was not reached."""
+        """React to a server in the list that could not be reached. By default, do nothing."""
 
     async def find_servers(self) -> None:
         """Read all sources for the first time. Raises WrongList."""
@@ -113,7 +113,7 @@ class Transport(ABC, Generic[Link]):
         self._scheduler.servers.why_not_more = lambda: [source.problem for source in self._sources if source.problem]
 
     def add_servers(self, kept: Iterable[LedgerRollout]) -> None:
-        """Add the named servers, and retired ones for the rollouts of servers that are no longer named."""
+        """Add the servers in the list, and as retired ones those that are only in the ledger, with their rollouts."""
         self._update()
         keys = {row.server_key: None for row in kept if row.init is not None and row.server_key.startswith(TARGET)}
         for address in (key.removeprefix(TARGET) for key in keys):
@@ -122,7 +122,7 @@ class Transport(ABC, Generic[Link]):
                 self._scheduler.servers.retire(self._dialled[address].link)
 
     async def begin(self) -> None:
-        """Answer calls, connect to the servers, and watch the sources."""
+        """Start answering calls, connecting to the servers, and watching the sources."""
         self._begun = True
         for server in list(self._dialled.values()):
             self._dial(server)
@@ -145,7 +145,7 @@ class Transport(ABC, Generic[Link]):
     # The set of servers.
 
     def _name_workers(self, server: Dialled[Link], addresses: Iterable[str]) -> None:
-        """Record the workers that a server names. Only a server of a source names workers."""
+        """Record the workers that a server names. Workers are used only if a source names the server itself."""
         self._workers[server.target.address] = tuple(addresses)
         self._update()
 
@@ -199,9 +199,9 @@ class Transport(ABC, Generic[Link]):
         server.retiring = self._scheduler.supervisor.start(RETIRE, work)
 
     async def _forget_when_done(self, server: Dialled[Link], of_ledger: bool) -> None:
-        """Forget a retired server when there is nothing to do with it, or when it cannot be reached.
+        """Forget a retired server when nothing needs it any more, or when it cannot be reached.
 
-        A server of an earlier process, `of_ledger`, has time for its first connection.
+        A server that only the ledger names, `of_ledger`, gets time for its first connection.
         """
         link, monotonic = server.link, self._scheduler.supervisor.system.monotonic
         began = monotonic()
@@ -225,9 +225,9 @@ class Transport(ABC, Generic[Link]):
         server.cancel()
 
     def _may_come(self, server: Dialled[Link], waited: float) -> bool:
-        """Return whether to wait longer for a server that only the ledger knows.
+        """Return whether to wait longer for a server that only the ledger names.
 
-        A source without a list may still name it, and so may a server on the same host that has not answered yet.
+        A source that has no list yet may still name it, or a server on the same host may name it as a worker.
         """
         host = server.target.address.rpartition(":")[0]
         others = [other for other in self._dialled.values() if not (other.link.retired or other.link.used)]
@@ -254,10 +254,10 @@ class Transport(ABC, Generic[Link]):
     # The connection to one server.
 
     async def _keep_connected(self, server: Dialled[Link]) -> None:
-        """Connect again after each connection, with growing pauses.
+        """Reconnect whenever the connection ends, with growing pauses.
 
-        Ends if another stream of this attachment has replaced the stream; otherwise two owners would replace each other
-        forever.
+        Stop if another stream of this attachment has replaced this one. Otherwise two processes would replace each
+        other's streams forever.
         """
         link = server.link
 
@@ -281,7 +281,7 @@ class Transport(ABC, Generic[Link]):
         await redial(attempt, ended, system=system, pauses=pauses, is_final=is_replaced)
 
     def _warn(self) -> None:
-        """Warn of each server that the trainer cannot reach, and if all servers drain."""
+        """Log a warning for each server that cannot be reached, and one if all servers are draining."""
         for server in self._dialled.values():
             dialling = server.dialling is not None and not server.dialling.done()
             if dialling and not (server.link.attached or server.link.retired or self._scheduler.servers.parting):

@@ -1,1 +1,1 @@
-"""The attach transport: one stream of frames to each agent server, opened by either side."""
+"""The attach transport: one stream of frames to each agent server. Either side can open it."""

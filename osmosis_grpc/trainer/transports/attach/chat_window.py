@@ -1,7 +1,7 @@
 """The open chats of an agent server. The window is the number of chats that the server may have open.
 
-An open chat belongs to a stream. After a break the server sends the chat again. Then the cache returns the kept reply,
-or waits for the sampling that still runs.
+An open chat belongs to a stream. If the stream breaks, the server sends the chat again on the next one. Then the cache
+returns the kept reply, or waits for the policy call that still runs.
 """
 
 import copy
@@ -25,14 +25,14 @@ from osmosis_grpc.trainer.chats.sample_state import PendingChat
 ANSWER = job("trainer.answer_chat", OnFailure.REPORT, "callback")
 
 MAX_PARKED = 64
-"""The most chats of a rollout that wait for the answer to its Init. The server sends the other chats again."""
+"""At most this many chats of a rollout wait for the answer to its Init. The server sends further chats again."""
 
 
 class OpenChats:
     """The open chats of one agent server.
 
-    `unopened` returns whether a rollout waits for the answer to its Init. `superseded` is called for a replaced
-    attempt, with the rollout's id, the attempt and the new attempt (0 if unknown).
+    `unopened` returns whether a rollout waits for the answer to its Init. `superseded` is called when an attempt was
+    replaced, with the rollout's id, the attempt and the new attempt (0 if unknown).
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class OpenChats:
         self._parked: dict[RolloutKey, list[chat_pb2.ChatRequest]] = {}
 
     def take(self, stream: FrameStream, granted: int) -> None:
-        """Use a new stream. The trainer's hello granted `granted` open chats."""
+        """Use a new stream, on which the trainer's hello granted `granted` open chats."""
         self.leave()
         self._stream = stream
         self._granted = self._largest_granted = granted
@@ -82,10 +82,10 @@ class OpenChats:
         key = (message.rollout_id, message.attempt, message.sample, message.chat_number)
         if key in self._open:
             return  # the server sent the chat twice on this stream and gets only one answer
-        if self._unopened(key[:2]):  # the server sends the lost answer to the Init again
+        if self._unopened(key[:2]):  # the answer to the Init was lost, and the server sends it again
             waiting = self._parked.setdefault(key[:2], [])
             if len(waiting) < MAX_PARKED:
-                waiting.append(copy.deepcopy(message))  # the frame is freed earlier
+                waiting.append(copy.deepcopy(message))  # a copy, because the frame's memory is freed earlier
             return
         if len(self._open) >= self._granted:
             text = f"the window is {self._granted} open chats"
@@ -110,7 +110,7 @@ class OpenChats:
         asked.done.add_done_callback(lambda _: call(ANSWER, answer, report=failed))
 
     def on_abandon(self, message: chat_pb2.AbandonChatRequest) -> None:
-        """Stop the sampling of chats, and send no answer to them."""
+        """Stop the policy calls of chats, and do not answer the chats."""
         rollout = message.rollout_id, message.attempt
         sample, number = message.sample, message.chat_number
         self._open -= {key for key in self._open if key[:2] == rollout and names(sample, number, *key[2:])}
@@ -121,13 +121,13 @@ class OpenChats:
             self._superseded(*rollout, 0)
 
     def _answered(self, stream: FrameStream | None, key: ChatKey, asked: PendingChat, parent_chat: int) -> None:
-        # On a new stream the server sends the chat again. A chat that is no longer open was abandoned.
+        # If the stream is another one, the server sends the chat again. A chat that is no longer open was abandoned.
         if stream is self._stream and key in self._open:
             self._open.remove(key)
             self._answer(key, asked, parent_chat)
 
     def _failed(self, stream: FrameStream | None, error: BaseException) -> None:
-        """End the stream, because an answer was not sent on it. The server sends the chat again on the next stream."""
+        """End the stream, because an answer could not be sent. The server sends the chat again on the next stream."""
         if stream is not None:
             stream.end(Internal("the answer to a chat was not sent; the trainer's log says why"))
 

@@ -1,4 +1,4 @@
-"""The attach transport: the trainer opens streams to its servers, and other servers may open streams to the trainer."""
+"""The attach transport: the trainer opens streams to its servers, and other servers can open streams to the trainer."""
 
 import asyncio
 import logging
@@ -34,19 +34,19 @@ log = logging.getLogger(__name__)
 
 ATTACH = "/osmosis.rollout.v1.RolloutService/Attach"
 JOURNAL = "journal "
-"""The prefix of the ledger's key for a server that opens the stream."""
+"""The prefix of the ledger's key for a server that opens the stream itself."""
 MAX_DIALLED = 1024
-"""How many agent servers may open streams."""
+"""At most this many agent servers may open streams to this trainer."""
 MAX_WORKERS = 1024
-"""How many workers of one server are used."""
+"""At most this many workers of one server are used."""
 SHORTEST_HEARTBEAT = 0.1
-"""The shortest interval of heartbeats, in seconds, even if the server requests a shorter one."""
+"""The shortest heartbeat interval, in seconds, even if the server asks for a shorter one."""
 ASK_WORKERS = job("trainer.ask_workers", OnFailure.RESTART)
 _HEARTBEAT = trainer_frame("heartbeat", attach_pb2.Heartbeat())
 
 
 class AttachTransport(Transport[AttachedServer], services_pb2_grpc.TrainerServiceServicer):
-    """The streams of one trainer. Agent servers open streams with the RPC Accept."""
+    """The streams of one trainer. Agent servers can open streams with the RPC Accept."""
 
     _server: grpc.aio.Server | None = None
     _asking: "asyncio.Task[None] | None" = None
@@ -63,7 +63,7 @@ class AttachTransport(Transport[AttachedServer], services_pb2_grpc.TrainerServic
         self.address = self._network.listen(self._server, self.address, self._security)
 
     def add_servers(self, kept: Iterable[LedgerRollout]) -> None:
-        """Add the servers of the sources, and each server with rollouts in the ledger that opened its stream itself."""
+        """Add the servers of the sources, and the servers in the ledger that opened their stream themselves."""
         super().add_servers(kept)
         if self._server is not None:
             rows = [row for row in kept if row.init is not None and row.server_key.startswith(JOURNAL)]
@@ -93,7 +93,7 @@ class AttachTransport(Transport[AttachedServer], services_pb2_grpc.TrainerServic
     Complete = Chat
 
     async def Accept(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]
-        """Serve the stream that an agent server opens. Raises CallError when the server is refused."""
+        """Serve the stream that an agent server opens. Raises CallError if the server is refused."""
         servers, peer = self._scheduler.servers, context.peer()
         credential = self._guard(context) if self._guard is not None else ""
         stream = FrameStream(context, _HEARTBEAT, waits=True)
@@ -128,9 +128,9 @@ class AttachTransport(Transport[AttachedServer], services_pb2_grpc.TrainerServic
             return await self._live(link, stream, hello, granted)
 
     def _not_reached(self, server: Dialled[AttachedServer]) -> None:
-        """Call the server that has named an unreachable worker, because this worker may no longer exist.
+        """If a worker cannot be reached, ask the server that named it for its workers: it may no longer exist.
 
-        Only a hello lists the workers, so without the call the trainer would try the worker until its next stream.
+        Otherwise only the hello of the next stream lists the workers, and the trainer would try this one until then.
         """
         naming = [self._dialled[each] for each, workers in self._workers.items() if server.target.address in workers]
         attached = [each for each in naming if each.link.attached]
@@ -142,7 +142,7 @@ class AttachTransport(Transport[AttachedServer], services_pb2_grpc.TrainerServic
         calls = Calls(credentials, self._scheduler.cache.metrics.made_calls)
         try:
             channel = self._network.channel(server.link.name, credentials.tls, client_options(grpc__enable_retries=0))
-        except ValueError:  # a file of TLS cannot be read now
+        except ValueError:  # a TLS file cannot be read now
             return
         calls.channel = channel
         try:
@@ -180,7 +180,7 @@ class AttachTransport(Transport[AttachedServer], services_pb2_grpc.TrainerServic
 
 
 def _pace(stream: FrameStream, limits: control_pb2.Limits) -> None:
-    """Take the times of heartbeats from the server's limits. Without both of them, the default ones remain."""
+    """Set the heartbeat interval and timeout from the server's limits. Unless both are set, the defaults remain."""
     interval = limits.heartbeat_interval.ToTimedelta().total_seconds()
     timeout = limits.heartbeat_timeout.ToTimedelta().total_seconds()
     if interval > 0 and timeout > 0:
@@ -188,7 +188,7 @@ def _pace(stream: FrameStream, limits: control_pb2.Limits) -> None:
 
 
 def _other_workers(address: str, hello: attach_pb2.ServerHello | control_pb2.GetServerInfoResponse) -> list[str]:
-    """Return the addresses of the other workers that a server names. They have the host of its own address."""
+    """Return the addresses of the other workers that a server names. They have the same host as the server."""
     host, _, own = address.rpartition(":")
     rows = hello.workers[:MAX_WORKERS]
     others = [row for row in rows if 0 < row.port < 65_536 and str(row.port) != own]
@@ -198,8 +198,8 @@ def _other_workers(address: str, hello: attach_pb2.ServerHello | control_pb2.Get
 def _check_same_process(known: AttachedServer, hello: attach_pb2.ServerHello, peer: str) -> None:
     """Raise FailedPrecondition if another process with the same journal is attached.
 
-    A restarted server is another process, too. It is refused until the stream of the old process has ended. That
-    stream ends with the old process, or when it has been silent for too long.
+    A restarted server is also another process. It is refused until the stream of the old process has ended, which
+    happens when the old process ends, or when the stream has been silent for too long.
     """
     if known.attached and known.identity.process_id != hello.process_id:
         log.warning("the agent server at %s is refused: the one at %s has the same journal", peer, known.name)

@@ -1,7 +1,7 @@
-"""The trainer's link to one agent server by a stream of frames.
+"""The trainer's link to one agent server over a stream of frames.
 
-After a break the link sends every unanswered frame again on the new stream. Chats, cancels and subscriptions have
-modules of their own.
+If the stream breaks, the link sends every unanswered frame again on the next one. Chats are in chat_window.py, cancels
+and subscriptions in open_requests.py.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ from osmosis_grpc.trainer.transports.attach.open_requests import OpenRequests, S
 log = logging.getLogger(__name__)
 
 REFS = 1000
-"""The most rollouts that one frame names."""
+"""One frame names at most this many rollouts."""
 
 
 class AttachedServer(AgentServerLink):
@@ -46,7 +46,7 @@ class AttachedServer(AgentServerLink):
         self.attachment_id = self.kept_attachment_id or scheduler.supervisor.system.new_secret()
         self._delta = delta
         self.stream: FrameStream | None = None
-        """The newest stream; None while the server is not attached."""
+        """The current stream; None while the server is not attached."""
         self.chats = OpenChats(
             self.cache, scheduler.supervisor, unopened=self._unopened, superseded=scheduler.superseded
         )
@@ -85,7 +85,7 @@ class AttachedServer(AgentServerLink):
         return super().idle and not (self.cancels or self.annotations or self.subscriptions)
 
     def greeting(self, granted: int) -> bytes:
-        """Return the trainer's hello. The server may have `granted` open chats."""
+        """Return the trainer's hello, which allows the server `granted` open chats."""
         return trainer_frame(
             "hello",
             pb.TrainerHello(
@@ -243,9 +243,10 @@ class AttachedServer(AgentServerLink):
 
 
 def _attempt_of(cancel_id: str, rollout_id: str) -> int:
-    """Return the attempt that a frame of cancel_attempt() cancels; 0 for another cancel.
+    """Return the attempt that a frame of cancel_attempt() cancels; 0 for any other cancel.
 
-    The server answers with the newest attempt that it has, and that can be a lower one.
+    The id of the cancel is needed, because the server's answer names the newest attempt that it has, perhaps a lower
+    one.
     """
     name, _, attempt = cancel_id.rpartition(" ")
     return int(attempt) if name == rollout_id and attempt.isdecimal() else 0

@@ -1,6 +1,6 @@
-"""Requests and subscriptions that one agent server has not answered yet. They are sent again on the next stream.
+"""Unanswered requests and open subscriptions at one agent server. They are sent again on the next stream.
 
-The events of a subscription come in order and without gaps, across breaks.
+The events of a subscription come in order and without gaps, even if streams break.
 """
 
 import asyncio
@@ -23,8 +23,8 @@ Answer = TypeVar("Answer")
 class OpenRequests(Generic[Answer]):
     """The unanswered requests of one kind, for example cancels.
 
-    `frame` is the message of the frame, with an `id` and a `request`. `send` sends a frame if there is a stream. `read`
-    makes the result of a call from the response in the answer.
+    `frame` is the message class of the frame, with an `id` and a `request`. `send` sends a frame if there is a stream.
+    `read` converts the response in the answer to the result of ask().
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class OpenRequests(Generic[Answer]):
         return len(self._open)
 
     def ask(self, request: Message) -> "asyncio.Future[Answer]":
-        """Send a request, now or on the next stream. Returns a future of the answer. The future raises the error."""
+        """Send a request, now or on the next stream. Return a future of the answer, which raises the server's error."""
         frame = self._frame(id=str(next(self._ids)), request=request)
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._open[frame.id] = frame, future
@@ -62,7 +62,7 @@ class OpenRequests(Generic[Answer]):
         self._open.clear()
 
     def on_reply(self, reply: Any) -> None:
-        """Handle the server's answer. Unknown ids have no effect."""
+        """Handle the server's answer. Ignore unknown ids."""
         _, future = self._open.pop(reply.id, (None, None))
         if future is None or future.done():
             return
@@ -73,7 +73,7 @@ class OpenRequests(Generic[Answer]):
 
 
 MAX_WAITING = 4096
-"""A subscription is paused when this many of its events are unread."""
+"""A subscription is paused while this many of its events are unread."""
 
 
 class Subscription:
@@ -81,27 +81,27 @@ class Subscription:
 
     def __init__(self, rollout_id: str, attempt: int, after: int, tokens: bool) -> None:
         self.subscription_id = ""
-        """Each begin() sets a new id. Late events with an earlier id are dropped."""
+        """The id, which each begin() sets anew. Late events with an earlier id are dropped."""
         self._rollout_id = rollout_id
         self._attempt = attempt
         self._after = after
         self._tokens = tokens
         self._waiting: asyncio.Queue[TrajectoryEvent | Exception | None] = asyncio.Queue()
-        """Events. The last entry is the error that ends the subscription, or None."""
+        """The unread events. The last entry is the error that ended the subscription, or None."""
         self._paused = False
 
     def message(self) -> pb.Subscribe:
-        """Return the Subscribe for the events after the newest one received."""
+        """Return the Subscribe message for the events after the last received one."""
         request = control_pb2.StreamEventsRequest(
             rollout_id=self._rollout_id, attempt=self._attempt, after_event=self._after
         )
         return pb.Subscribe(id=self.subscription_id, request=request, tokens=self._tokens)
 
     def put(self, response: control_pb2.StreamEventsResponse) -> bool:
-        """Add an event. Returns False when the subscription is paused, because its reader is too slow."""
+        """Add an event. Return False if that pauses the subscription, because its reader is too slow."""
         if self._paused or not response.HasField("event") or response.event.event_number != self._after + 1:
             return True  # a heartbeat, or an event from before a break
-        if response.event.WhichOneof("kind") is not None:  # a newer protocol has more kinds
+        if response.event.WhichOneof("kind") is not None:  # it is None for the kinds of a newer protocol
             self._waiting.put_nowait(event_from_wire(response.event))
         self._after = response.event.event_number
         self._attempt = response.event.attempt

@@ -1,8 +1,8 @@
 """The trainer's link to one agent server by unary calls. The server calls the trainer back.
 
-A ping every few seconds shows whether the server can be reached. When the server is reached again after a break or a
-restart, the link sends the Init of each rollout of this server again. If the server already has the rollout, the
-Init only renews the callback. If the server has forgotten the rollout, the rollout runs again with a higher attempt.
+A ping every few seconds shows whether the server can be reached. When it is reached again after an interruption or a
+restart, the link sends the Init of each of its rollouts again. If the server still has the rollout, the Init only
+renews the callback. If the server has forgotten the rollout, the rollout runs again with a higher attempt.
 """
 
 import asyncio
@@ -51,11 +51,11 @@ PING_PERIOD = 5.0
 """The pause between two pings of a server, in seconds."""
 PING_TIMEOUT = 10.0
 STATE_PERIOD = 0.25
-"""The seconds between two checks of the channel's state, which notice the end of the connection."""
+"""The seconds between two checks of the channel's state, which show whether the connection has ended."""
 MAX_CALLS = 256
-"""The most open calls at one server, Inits and cancels together."""
+"""At most this many calls are open at one server: Inits, cancels and annotations together."""
 RESEND_PAUSE = 1.0
-"""An Init that renews a callback is repeated after this many seconds if the server refuses it for now."""
+"""If the server refuses an Init that renews a callback for now, it is sent again after this many seconds."""
 
 Results = list[CancelResult]
 
@@ -84,7 +84,7 @@ class CalledServer(AgentServerLink):
         self._slots = asyncio.Semaphore(MAX_CALLS)
         self._reached = asyncio.Event()
         self._in_doubt = asyncio.Event()
-        """Set when a call got no answer. Then the next ping is sent at once."""
+        """Set when a call got no answer, so that the next ping is sent at once."""
         self._parting = asyncio.Event()
         self._sending: set[Rollout] = set()
         self._cancelling: set[RolloutKey] = set()
@@ -105,7 +105,7 @@ class CalledServer(AgentServerLink):
     async def stay_connected(self, on_reached: Callable[[], None], on_left: Callable[[], None]) -> None:
         """Connect, call `on_reached`, and ping the server until a ping fails or part() is called.
 
-        If the server was reached, calls `on_left` at the end. Raises the CallError that ends the connection.
+        If the server was reached, call `on_left` at the end. Raises the CallError that ends the connection.
         """
         try:
             options = client_options(grpc__use_local_subchannel_pool=1, grpc__enable_retries=0)
@@ -155,7 +155,7 @@ class CalledServer(AgentServerLink):
             left -= STATE_PERIOD
 
     def _take(self, info: control_pb2.GetServerInfoResponse) -> None:
-        """Use a server that was reached. Resend the Inits and cancels that it may not have."""
+        """Use a server that was reached. Send the Inits and cancels again that it may lack."""
         check_protocol(info)
         loops = tuple(loop.name for loop in info.agent_loops)
         self.identify(ServerIdentity(info.journal_id, info.process_id, info.version, loops))
@@ -187,10 +187,10 @@ class CalledServer(AgentServerLink):
         return await self._calls.ask("Init", init_to_wire(init, blobs=BLOBS in self.features), rollout_pb2.InitResponse)
 
     async def _send_init(self, rollout: Rollout, key: RolloutKey) -> None:
-        """Send an Init until the server answers, or its connection has ended.
+        """Send an Init until the server answers, or the link is closed.
 
-        The rollout's worker can be away although the server answers. After `lost_after` seconds, the rollout is lost.
-        If the worker comes back, the attempt is cancelled there.
+        The rollout's worker can be away although the server answers. After `lost_after` seconds, the rollout counts as
+        lost. If the worker comes back later, the attempt is cancelled there.
         """
         monotonic = self.scheduler.supervisor.system.monotonic
         away_since: float | None = None
@@ -224,7 +224,7 @@ class CalledServer(AgentServerLink):
                     if not (rollout.opened and error.retryable):
                         self.scheduler.init_refused(rollout, self, error)
                         return
-                    # The rollout still runs on this server. Only its callback is not renewed yet.
+                    # The rollout still runs on this server, but its callback is not renewed yet.
                     await asyncio.sleep(error.retry_after or RESEND_PAUSE)
                 else:
                     if self.rollouts.get(key) is rollout and not rollout.opened:
@@ -232,7 +232,7 @@ class CalledServer(AgentServerLink):
                     return
 
     async def _knows(self, key: RolloutKey) -> bool:
-        """Return whether the server still has an attempt. Raises DeadlineExceeded if its worker is away, NoAnswer."""
+        """Return whether the server still has an attempt. Raises NoAnswer, DeadlineExceeded if its worker is away."""
         request = control_pb2.GetRolloutRequest(rollout_id=key[0], attempt=key[1])
         try:
             await self._calls.ask("GetRollout", request, control_pb2.GetRolloutResponse)
@@ -245,7 +245,7 @@ class CalledServer(AgentServerLink):
         return True
 
     async def _is_reached_again(self) -> bool:
-        """Wait until the server answers a ping. Returns False if the link is closed before that."""
+        """Wait until the server answers a ping. Return False if the link is closed before that."""
         await asyncio.sleep(STATE_PERIOD)
         while not self.attached:
             if self._closed is not None:
@@ -256,8 +256,8 @@ class CalledServer(AgentServerLink):
     async def _repoint_ended(self) -> None:
         """Renew the callbacks of ended rollouts whose outcomes the server has not delivered.
 
-        Such a callback may have the address of an earlier process that recorded the outcome, but whose answer did not
-        reach the server. If the trainer still waits for a rollout, send_init() renews its callback.
+        An earlier process may have recorded such an outcome without its answer reaching the server, whose callback then
+        still has the address of that process. For rollouts that the trainer still waits for, send_init() does this.
         """
         request = control_pb2.ListRolloutsRequest(undelivered=True)
         try:
@@ -276,7 +276,7 @@ class CalledServer(AgentServerLink):
             log.warning("the callbacks of undelivered outcomes on server %s are not renewed: %s", self.name, error)
 
     async def _repoint(self, rollout_id: str, attempt: int) -> None:
-        """Send the accepted Init of a rollout again, with a new callback. The Init is in the rollout's events."""
+        """Send the accepted Init of a rollout again with a new callback. The rollout's events contain the Init."""
         async with aclosing(self.events(rollout_id, attempt, 0, tokens=False)) as trail:
             async for event in trail:
                 if isinstance(event.kind, events.Accepted):
@@ -328,7 +328,7 @@ class CalledServer(AgentServerLink):
         return await self._ask("Annotate", request, annotation_pb2.AnnotateResponse)
 
     async def _ask(self, method: str, request: Message, answer: type[Answer]) -> Answer:
-        """Return the server's answer, across breaks. Raises the CallError of the server, and the error of close()."""
+        """Return the server's answer, repeating the call if the connection breaks. Raises CallError, or as close()."""
         async with self._slots:
             while True:
                 try:

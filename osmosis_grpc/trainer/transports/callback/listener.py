@@ -20,7 +20,7 @@ from osmosis_grpc.protocol.wire.control import FEATURES, PROTOCOL
 
 
 class Receiver(Protocol):
-    """Answers callbacks. If a method raises an error, the error is the answer."""
+    """Answers callbacks. If a method raises an error, the caller gets it as the answer."""
 
     async def chat(self, request: ChatRequest) -> bytes:
         """Return the reply to a chat, as bytes to send."""
@@ -29,7 +29,7 @@ class Receiver(Protocol):
         """Stop the sampling of a chat whose reply is no longer wanted."""
 
     async def complete(self, raw: outcome_pb2.RolloutOutcome, state: bytes, credential: str) -> Receipt:
-        """Record an outcome, as it was received. `state` is the state in the rollout's callback."""
+        """Record an outcome, which is the message as received. `state` is the state in the rollout's callback."""
 
 
 class CallbackListener(services_pb2_grpc.TrainerServiceServicer):
@@ -48,7 +48,7 @@ class CallbackListener(services_pb2_grpc.TrainerServiceServicer):
         network: Network = GRPC,
     ) -> None:
         self.address = address
-        """HOST:PORT. After listen() it has the bound port."""
+        """HOST:PORT. After listen(), the port is the bound port."""
         self._receiver = receiver
         self._security = security
         self._keys = keys
@@ -57,9 +57,10 @@ class CallbackListener(services_pb2_grpc.TrainerServiceServicer):
         self._server: grpc.aio.Server | None = None
 
     def listen(self, calls: CallSink, new_id: Callable[[], str], max_age: float | None = None) -> None:
-        """Bind the port. `calls` counts the answered calls, `new_id` names failed ones. Raises OSError, ValueError.
+        """Bind the port. Raises OSError, ValueError.
 
-        A connection that is older than `max_age` seconds gets GOAWAY.
+        `calls` counts the answered calls, and `new_id` makes ids for failed ones. A connection gets GOAWAY after
+        `max_age` seconds.
         """
         self._server = self._network.server(max_age=max_age)
         guard = CallbackAuthenticator(self._security, self._keys)
@@ -68,7 +69,7 @@ class CallbackListener(services_pb2_grpc.TrainerServiceServicer):
         self.address = self._network.listen(self._server, self.address, self._security)
 
     async def start(self) -> None:
-        """Answer calls."""
+        """Start answering calls."""
         assert self._server is not None
         await start(self._server)
 
@@ -91,11 +92,10 @@ class CallbackListener(services_pb2_grpc.TrainerServiceServicer):
         """Return the callback to send with an Init.
 
         Agent servers reach this trainer at `target`, HOST:PORT; the default is the address where the trainer listens.
-        The default `credential` is valid only for callbacks to this trainer. With `rollout_id` it is valid only for
-        that rollout. `server_name` is the name in this trainer's certificate, if the name is not the target's host.
-        Without `delta` every chat has its whole history. With `outcome_by_reference`, outcomes refer to the chats that
-        this trainer answered. Raises ValueError for a `credential` that this trainer would
-        refuse.
+        The default `credential` is valid only for callbacks to this trainer, and with `rollout_id` only for that
+        rollout. `server_name` is the name in this trainer's certificate, if it differs from the target's host. Without
+        `delta`, every chat has its whole history. With `outcome_by_reference`, outcomes refer to the chats that this
+        trainer answered. Raises ValueError for a `credential` that this trainer would refuse.
         """
         if self._server is None:
             raise RuntimeError("the trainer does not listen yet: use it inside `async with`")

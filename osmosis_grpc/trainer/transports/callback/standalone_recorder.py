@@ -1,6 +1,6 @@
 """CallbackRecorder answers chats with a policy, and calls a function with each outcome. The gateway uses it.
 
-It starts no rollouts and has no ledger, so the function stores the outcomes.
+It starts no rollouts, and has no ledger: storing the outcomes is up to the function.
 """
 
 import asyncio
@@ -26,17 +26,17 @@ from osmosis_grpc.trainer.transports.callback.listener import CallbackListener, 
 RECORD = job("trainer.recorder", OnFailure.RAISE)
 
 Record = Callable[[RolloutOutcome, bytes, str], Awaitable[None]]
-"""Called with an outcome, the state of its callback, and the credential of the call."""
+"""Takes an outcome, the state of its callback, and the credential of the call."""
 
 
 class CallbackRecorder(Receiver):
-    """Answers callbacks. Used with `async with`.
+    """Answers callbacks. Use it with `async with`.
 
-    `policy` answers all chats, with any policy name in `ChatRequest.policy`. `record` is awaited with each outcome,
-    which is recorded when `record` returns. If `record` raises an error, the agent server gets the error and sends the
-    outcome again, except after InvalidArgument, Aborted and Unimplemented. A rollout is forgotten `ttl` seconds after
-    its last call. Raises OSError when the port of `listen` is taken, ValueError for an address that needs more
-    security, and TypeError for a policy that is not callable.
+    `policy` answers all chats, whatever policy they name. `record` is awaited with each outcome, which counts as
+    recorded when `record` returns. If `record` raises an error, the agent server gets the error and sends the outcome
+    again, except after InvalidArgument, Aborted and Unimplemented. A rollout is forgotten `ttl` seconds after its last
+    call. Raises OSError if the port of `listen` is taken, ValueError for an address that needs TLS or tokens, and
+    TypeError for a policy that is not callable.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class CallbackRecorder(Receiver):
 
     @property
     def source(self) -> TrainerMetrics:
-        """The metrics by family."""
+        """The metrics as families."""
         return TrainerMetrics(self.cache.metrics, self.metrics, self.supervisor.failures)
 
     def metrics(self) -> dict[str, float]:

@@ -1,6 +1,6 @@
 """The callback transport: the trainer calls agent servers and answers their callbacks.
 
-A server with several workers is one server here: the trainer calls its first worker, which passes calls on.
+A server with several workers counts as one server here: the trainer calls its first worker, which forwards calls.
 """
 
 import asyncio
