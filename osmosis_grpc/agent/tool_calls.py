@@ -218,6 +218,7 @@ async def _execute(call: Any, executor: Callable[[Any], Awaitable[Any]], raises:
         # The text of a KeyError is only the missing key.
         kind = f"{type(raised).__name__}: " if isinstance(raised, LookupError) else ""
         run.error, run.error_text = raised, clip(f"{kind}{describe(raised)}")
+        run.described = _described(run.error_text, raised)
         _log_failed(run.name, raised)
         failed = raised if raises and in_tool else None
         message = create_tool_result(run.call_id, f"Error: {run.error_text}")
@@ -245,10 +246,9 @@ def _place(error: BaseException) -> str:
     return f" at {short_path(lines[0][0])}:{lines[0][1]}" if lines else ""
 
 
-def _with_place(run: ToolRun) -> str:
-    """Return the error for people: that of the model, with its type and place unless it is expected."""
-    text, error = run.error_text, run.error
-    if error is None or isinstance(error, _EXPECTED):
+def _described(text: str, error: Exception) -> str:
+    """Return the text of an error with its type and place, unless it is expected."""
+    if isinstance(error, _EXPECTED):
         return text
     kind = f"{type(error).__name__}: "
     return f"{'' if text.startswith(kind) else kind}{text}{_place(error)}"
@@ -311,7 +311,7 @@ class RunningToolCall:
                     tool_call_id=run.call_id,
                     name=run.name,
                     latency=run.latency or 0.0,
-                    error=clip(_with_place(run)),
+                    error=clip(run.described or run.error_text),
                     message=None if message is None else copy_message(sendable, "message", any_role=True),
                     sample=run.sample,
                     chat_number=run.chat_number,

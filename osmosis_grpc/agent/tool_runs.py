@@ -68,6 +68,8 @@ class ToolRun:
     """The tool's exception, or one that the agent was handling when it called a helper."""
     error_text: str = ""
     """The error text that the model gets; empty without an error."""
+    described: str = ""
+    """The same for people, with the type and the place of the exception, if the tool itself raised it."""
     latency: float | None = None
     """Seconds; None if no helper ran the call."""
     sample: str = ""

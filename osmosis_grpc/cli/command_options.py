@@ -10,8 +10,11 @@ class RunOptions(AgentSources):
     """The agent, the dataset, the model, and how the rows run. Each field is an option of the command line."""
 
     unnamed: tuple[str, ...] = choice(" -m MODULE:ATTR -d FILE", "", (), hidden=True)
-    module: str | None = choice("-m, --module, --agent MODULE:ATTR", "Agent loop or workflow. Give this or --env.")
+    module: str | None = choice(
+        "-m, --module, --agent MODULE:ATTR", "Agent loop or workflow. Give this, --env or --command."
+    )
     env: str | None = choice("--env KIND:NAME", "Environment of another library, instead of an agent loop.")
+    command: str | None = choice("--command COMMAND", "A program as the agent, as in serve --command.")
     dataset: str | None = choice(
         "-d, --dataset FILE", ".json, .jsonl, .csv, .parquet, tasks, or env:KIND:NAME. Default: the tasks of --env."
     )

@@ -3,6 +3,7 @@
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -74,6 +75,9 @@ class Prepared:
     functions: list[EvalFunction]
     """The eval functions. If there are none, eval scores a rollout by its own reward."""
 
+    serving: Callable[[], AbstractAsyncContextManager[None]]
+    """Serves the base URLs of a program while the rows run."""
+
     @property
     def policy(self) -> Policy:
         """The policy that answers the chats."""
@@ -114,11 +118,11 @@ def prepare(options: RunOptions, choices: Choices) -> Prepared:
         DatasetError, ModelError, RunError, LoadError, EvalFunctionError: Something that the options name is unusable.
     """
     command = choices.command
-    if options.module and options.env:
-        usage_error(command, "-m and --env name an agent each; give one of them")
-    module = options.module or (PREFIX + options.env if options.env else None)
-    source = options.dataset or (module if options.env else None)
-    if not module:
+    env = PREFIX + options.env if options.env else None
+    if sum(each is not None for each in (options.module, env, options.command)) > 1:
+        usage_error(command, "-m, --env and --command name an agent each; give one of them")
+    module, source = options.module or env, options.dataset or env
+    if not module and not options.command:
         usage_error(command, f"-m or --module names the agent loop: {command} -m MODULE:ATTR -d FILE")
     if not source:
         usage_error(command, f"-d or --dataset names the dataset: {command} -m MODULE:ATTR -d FILE")
@@ -138,9 +142,7 @@ def prepare(options: RunOptions, choices: Choices) -> Prepared:
         check_url(options.base_url)
     columns = parsed(command, "--map", parse_map, tuple(options.columns or ()))
     price = parsed(command, "--price", Price.of, options.price) if options.price else None
-    loops = as_agents(load_hosted([module], options.sources()))
-    if len(loops) != 1:
-        usage_error(command, f"{module} has {counted(len(loops), 'agent loop')}; name one of them")
+    agent, serving = _agent(command, module, options)
     dataset = Dataset(source, columns)
     recorded, pinned = RunFolder.open(options.replay, replays=False) if options.replay else None, options.pin_sampling
     if recorded is not None:
@@ -149,7 +151,7 @@ def prepare(options: RunOptions, choices: Choices) -> Prepared:
         pinned = pinned or bool(recorded.about.get("pin_sampling"))
     stepped = choices.interactive
     prepared = Prepared(
-        loops[0],
+        agent,
         dataset,
         rows,
         dataset.check(rows.offset, rows.limit, rows.chosen),
@@ -167,6 +169,7 @@ def prepare(options: RunOptions, choices: Choices) -> Prepared:
             evaluation=command == "eval",
         ),
         functions,
+        serving,
     )
     missing = rows.chosen.after(prepared.total) if isinstance(rows.chosen, RowChoice) else None
     if missing is not None:
@@ -237,6 +240,24 @@ def _check_runs(recorded: RunFolder, runs: int) -> None:
         )
 
 
+def _agent(
+    command: str, module: str | None, options: RunOptions
+) -> tuple[RolloutAgentLoop | Runnable, Callable[[], AbstractAsyncContextManager[None]]]:
+    """Return the agent, and what serves its base URLs if it is a program. Raises LoadError."""
+    if module is None:
+        from osmosis_grpc.endpoints.hosted_programs import command_agent
+        from osmosis_grpc.settings.process_environment import program_environment
+
+        try:
+            return command_agent(str(options.command), program_environment(()))
+        except ValueError as error:
+            usage_error(command, printable(f"--command: {error}"))
+    loops = as_agents(load_hosted([module], options.sources()))
+    if len(loops) != 1:
+        usage_error(command, f"{module} has {counted(len(loops), 'agent loop')}; name one of them")
+    return loops[0], nullcontext
+
+
 def parsed(command: str, option: str, parse: Callable[[Any], T], value: Any) -> T:
     """Parse the value of an option, and return it. A wrong value ends the command with exit code 2."""
     try:
@@ -253,7 +274,7 @@ def about(options: RunOptions, choices: Choices, prepared: Prepared) -> dict[str
     options_of_eval = {**stored(options), **own, "eval_fn": functions, "rows": choices.rows}
     return {
         "command": choices.command,
-        "module": options.module or options.env,
+        "module": options.module or options.env or options.command,
         "agent_loop": agent_loop.name,
         "agent_version": AgentVersion.of(as_runnable(agent_loop).source).digest,
         "dataset": prepared.dataset.name,

@@ -111,7 +111,8 @@ class DatasetRun:
         run = Run(prepared.agent_loop, policy, self._folder, prepared.config, scorer)
         if session is not None:
             session.leave = run.cancel
-        await run.run(rows, lambda result, outcome: self._ended(display, result, outcome))
+        async with prepared.serving():
+            await run.run(rows, lambda result, outcome: self._ended(display, result, outcome))
 
     def _count(self, result: RowResult) -> None:
         self._summary.add(result)

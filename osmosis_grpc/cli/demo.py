@@ -138,7 +138,7 @@ def run_demo(as_json: bool, agent: Sequence[str] = (), state_dir: str | None = N
         for text in dict.fromkeys(f"{each.message}{f' (at {each.where})' if each.where else ''}" for each in failures):
             out.say(f"A rollout failed: {printable(text)}")
         if failures and agent:
-            out.say(f"The task is {QUESTION!r}. To run your own rows: {program()} test -m MODULE:ATTR -d FILE")
+            out.say(f"The task is {QUESTION!r}. To run your own rows: {program()} test {shlex.join(agent)} -d FILE")
         if state_dir is not None:
             kept = shlex.quote(state_dir)
             out.say(f"To look at them: {program()} view --from {kept}")

@@ -1,7 +1,7 @@
 """Hosts programs as agents: the HTTP server of their base URLs, and the machines that run their boxes."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 from osmosis_grpc.endpoints.app import base_url_app
@@ -18,6 +18,26 @@ OF_TASKS = "the image of a task"
 """A placeholder for the image of a box, for tasks that have images of their own."""
 SET_BY_TASKS = frozenset({"image", "writable", "user", "folder", "network", "hosts"})
 """The fields of a box that its task sets."""
+
+
+def command_agent(
+    command: str, environment: Mapping[str, str]
+) -> tuple[CommandAgent, Callable[[], AbstractAsyncContextManager[None]]]:
+    """Return the agent of a command, and a function that serves its base URLs on loopback while rollouts run.
+
+    Raises ValueError if the command cannot be started.
+    """
+    address = ""
+
+    @asynccontextmanager
+    async def serving() -> AsyncIterator[None]:
+        nonlocal address
+        async with HttpServer(base_url_app(endpoints)) as http:
+            address = http.address
+            yield
+
+    endpoints = Endpoints(lambda: f"http://{address}")
+    return CommandAgent(command, endpoints, environment=environment), serving
 
 
 @asynccontextmanager

@@ -474,3 +474,43 @@ def test_an_interrupt_keeps_the_rows_that_ended(forked, folder):
     assert "\ninterrupted: 1 of 3 rows COMPLETED, " in out.read_text()
     assert json.loads((folder / "run" / "run.json").read_text())["state"] == "interrupted"
     assert len((folder / "run" / "results.jsonl").read_text().splitlines()) == 1
+
+
+CLIENT = """
+import json, os, sys, urllib.request
+task = json.load(sys.stdin)
+body = json.dumps({"model": "policy", "messages": task["messages"]}).encode()
+headers = {"content-type": "application/json", "authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+asked = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers)
+answer = json.load(urllib.request.urlopen(asked))["choices"][0]["message"]["content"]
+with open(os.environ["OSMOSIS_RESULT_FILE"], "w") as file:
+    json.dump({"reward": float(task["label"] in answer)}, file)
+"""
+
+
+def test_a_program_runs_over_a_dataset_and_again_without_a_model(forked, tmp_path):
+    (tmp_path / "program.py").write_text(CLIENT)
+    rows = [{"user_prompt": "the sea", "ground_truth": "sea"}, {"user_prompt": "the sea", "ground_truth": "land"}]
+    (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data, save = ("-d", "data.jsonl"), ("--save-dir", "run")
+    command = ("-m", "osmosis_grpc", "test", "--command", "python program.py", *data, "--json")
+    done = forked.run(*command, "--model", "mock:echo", *save, cwd=tmp_path)
+    again = forked.run("-m", "osmosis_grpc", "test", "--replay", "run", "--json", cwd=tmp_path)
+    for each in (done, again):
+        found = [json.loads(line) for line in each.stdout.splitlines()]
+        rewards = {record["row_index"]: record["reward"] for record in found if record["record"] == "row"}
+        assert (each.returncode, rewards) == (0, {0: 1.0, 1: 0.0}), each.stderr
+
+
+@pytest.mark.parametrize(
+    ("agent", "said"),
+    [
+        (("--command", "no-such-program"), "--command"),
+        (("--command", "python x.py", "-m", "agent:A"), "give one of them"),
+    ],
+)
+def test_a_wrong_program_is_one_line(forked, tmp_path, agent, said):
+    (tmp_path / "data.jsonl").write_text('{"user_prompt": "the sea"}\n')
+    done = forked.run("-m", "osmosis_grpc", "test", *agent, "-d", "data.jsonl", "--model", "mock:echo", cwd=tmp_path)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert said in done.stderr

@@ -174,7 +174,9 @@ async def cancel(workers: Workers, name: str, request: pb.CancelRequest, context
             return _rows(dict(zip(holders, answers, strict=True)))
         answered = await workers.each(name, request, context)
         raise_first(answered)
-        return next(iter(answered.values()))  # type: ignore[no-any-return]
+        # A worker that did not answer find(), because it restarted, may have the rollout after all.
+        known = {worker: answer for worker, answer in answered.items() if any(row.attempt for row in answer.results)}
+        return _rows(known or dict([next(iter(answered.items()))]))
     return _rows(await workers.each(name, request, context))
 
 

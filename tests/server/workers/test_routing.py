@@ -32,7 +32,7 @@ from osmosis_grpc.protocol.types import (
 from osmosis_grpc.protocol.wire.rollout import init_to_wire
 from osmosis_grpc.server import AgentServer, ServerSecurity
 from osmosis_grpc.server.workers import siblings
-from osmosis_grpc.server.workers.routing import hashed
+from osmosis_grpc.server.workers.routing import Workers, hashed
 from osmosis_grpc.testing.calculator import CalculatorAgent
 from osmosis_grpc.testing.raw import RawTrainer
 from osmosis_grpc.trainer import RolloutClient, Trainer
@@ -168,6 +168,17 @@ async def test_a_cancel_before_its_init_holds_wherever_the_init_comes(waiting):
     second = {"rollout_id": "r5", "attempt": 2, "messages": QUESTION, "callback": trainer.callback()}
     await first.init(**second, group=Group("g1", 1, 3))
     assert (await until(lambda: running(first, "r5"))).attempt == 2
+
+
+async def test_a_cancel_finds_a_rollout_whose_worker_was_away_at_the_first_look(waiting, monkeypatch):
+    *_, last = waiting
+
+    async def away(self, owner, rollout_id, attempt=0):
+        return dict.fromkeys(self.all, Unavailable("the worker restarts"))
+
+    monkeypatch.setattr(Workers, "find", away)
+    rows = [row for name in IDS for row in await last.cancel(name)]
+    assert [(row.rollout_id, row.cancelled) for row in rows] == [(name, True) for name in IDS]
 
 
 async def running(client, name):
