@@ -498,7 +498,7 @@ def test_a_program_runs_over_a_dataset_and_again_without_a_model(forked, tmp_pat
     again = forked.run("-m", "osmosis_grpc", "test", "--replay", "run", "--json", cwd=tmp_path)
     for each in (done, again):
         found = [json.loads(line) for line in each.stdout.splitlines()]
-        rewards = {record["row_index"]: record["reward"] for record in found if record["record"] == "row"}
+        rewards = {record["row_index"]: record["reward"] for record in found if "row_index" in record}
         assert (each.returncode, rewards) == (0, {0: 1.0, 1: 0.0}), each.stderr
 
 
