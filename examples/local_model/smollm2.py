@@ -73,11 +73,12 @@ class SmolLM2:
             random.seed()
         ids: list[int] = []
         logprobs: list[float] = []
-        entered, cache = torch.tensor([prompt]), None
+        entered = torch.tensor([prompt])
+        cache: dict[str, Any] = {}
         with torch.inference_mode():
             while len(ids) < sampling.max_tokens and not gone():
-                out = self.model(input_ids=entered, past_key_values=cache, use_cache=True, logits_to_keep=1)
-                cache = out.past_key_values
+                out = self.model(input_ids=entered, use_cache=True, logits_to_keep=1, **cache)
+                cache = {name: out[name] for name in ("cache", "past_key_values") if name in out}  # renamed in 5.24
                 logits = out.logits[0, -1].float() / (sampling.temperature or 1.0)
                 scores = torch.log_softmax(logits, dim=-1)
                 token = int(scores.argmax()) if not sampling.temperature else _drawn(scores, sampling.top_p, random)

@@ -265,18 +265,18 @@ class TransformersGenerator:
         entered = torch.from_numpy(ids).to(device)
         seen = torch.from_numpy(mask).to(device)
         positions = (seen.cumsum(-1) - 1).clamp(min=0)
-        cache = None
+        cache: dict[str, Any] = {}
         with torch.inference_mode():
             while True:
                 out = self._model(
                     input_ids=entered,
                     attention_mask=seen,
                     position_ids=positions,
-                    past_key_values=cache,
                     use_cache=True,
+                    **cache,
                     **self._options,
                 )
-                cache = out.past_key_values
+                cache = cache_of(out)
                 logits = out.logits[:, -1].float()
                 for number, row in enumerate(rows):
                     row.take(*_draw(logits[number], row))
@@ -286,11 +286,24 @@ class TransformersGenerator:
                 if len(left) < len(rows):
                     kept = torch.tensor(left, device=device)
                     rows = [rows[number] for number in left]
-                    cache.batch_select_indices(kept)
+                    for each in cache.values():
+                        each.batch_select_indices(kept)
                     seen, positions = seen[kept], positions[kept]
                 entered = torch.tensor([[row.ids[-1]] for row in rows], device=device)
                 seen = torch.cat([seen, seen.new_ones((len(rows), 1))], dim=-1)
                 positions = positions[:, -1:] + 1
+
+
+def cache_of(out: Any) -> dict[str, Any]:
+    """Return the cache in the output of a model, by the name under which the model takes it.
+
+    transformers 5.24 has renamed `past_key_values` to `cache`, and models outside of it may have either name. Raises
+    TypeError if there is none.
+    """
+    for name in ("cache", "past_key_values"):
+        if (found := getattr(out, name, None)) is not None:
+            return {name: found}
+    raise TypeError(f"the model has returned no cache in its {type(out).__name__}, although use_cache is True")
 
 
 def _draw(logits: "torch.Tensor", row: SampledRow) -> tuple[int, float]:

@@ -1,7 +1,7 @@
 """The outcome of a rollout, and its parts."""
 
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Protocol
@@ -14,7 +14,7 @@ from osmosis_grpc.protocol.types.jsontext import repaired
 from osmosis_grpc.protocol.types.messages import Message
 from osmosis_grpc.protocol.types.requests import Group
 from osmosis_grpc.protocol.types.samples import Cut, Dropped, Sample, Segment, check_choices
-from osmosis_grpc.protocol.types.stack_frames import StackFrame, own_frames
+from osmosis_grpc.protocol.types.stack_frames import StackFrame, is_own, own_frames
 
 MAX_FAILURE_TEXT = 64 * 1024
 """The most bytes of a Failure's message."""
@@ -301,12 +301,27 @@ def with_type(error: BaseException) -> str:
 
 
 def log_traceback(error: BaseException) -> str:
-    """Return an exception's traceback for a log. It is cut to about MAX_TRACEBACK and has no control characters."""
-    text = "".join(traceback.format_exception(error))
+    """Return the traceback of an exception of the user's code for a log.
+
+    It begins with the first line of that code. It is cut to about MAX_TRACEBACK and has no control characters.
+    """
+    shown = traceback.TracebackException.from_exception(error)
+    for each in _chained(shown):
+        del each.stack[: next((at for at, frame in enumerate(each.stack) if is_own(frame.filename)), 0)]
+    text = "".join(shown.format())
     if len(text) > MAX_TRACEBACK:
         half = MAX_TRACEBACK // 2
         text = f"{text[:half]}\n  [cut]\n{text[-half:]}"  # the exception itself is at the end
     return printable(text, keep="\n\t")
+
+
+def _chained(shown: traceback.TracebackException) -> Iterator[traceback.TracebackException]:
+    """Yield an exception with its causes, its contexts and the exceptions of a group."""
+    left = [shown]
+    while left:  # a loop can chain more exceptions than functions can be nested
+        each = left.pop()
+        yield each
+        left += filter(None, (each.__cause__, each.__context__, *(each.exceptions or ())))
 
 
 def printable(text: str, keep: str = "") -> str:
