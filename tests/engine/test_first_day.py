@@ -2,7 +2,9 @@
 
 import asyncio
 import logging
+import re
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -68,6 +70,8 @@ async def test_a_failure_says_where_the_agent_raised(hosting, caplog, monkeypatc
     ]
     assert failure.where == f"{HERE}:{line} in Weather.ask"
     assert f"the agent of rollout r1 raised at {HERE}:{line} in Weather.ask" in caplog.text
+    files = re.findall(r'File "(.*)", line', caplog.text)
+    assert [Path(file).name for file in files] == [Path(HERE).name] * 2, "the traceback begins in the agent"
     assert "sk-1234" not in repr(failure)
 
 
