@@ -25,6 +25,12 @@ MOST_BYTES = 256 * 1024
 FORM = Bounds(size=MOST_BYTES, seconds=10.0)
 
 
+def scores_of(history: History) -> dict[str, float]:
+    """Return the newest scores of a rollout by the name of the eval function or grader."""
+    notes = [event.annotation for event in history.annotated]
+    return {note.score_name: note.reward for note in notes if note.score_name and note.reward is not None}
+
+
 class Fate(NamedTuple):
     """What the trainer did with a rollout. The newest annotation with a value counts."""
 
@@ -34,7 +40,7 @@ class Fate(NamedTuple):
     """Why the trainer dropped it; empty if it did not."""
     advantage: float | None
     reward: float | None
-    """The corrected reward of the rollout."""
+    """The corrected reward of the rollout. A score of an eval function corrects nothing."""
     consumed: float | None
     """The time of the trainer's annotation, in Unix seconds."""
 
@@ -55,7 +61,7 @@ def fate_of(history: History) -> Fate:
         weight_step=newest(lambda note: note.weight_step, ""),
         dropped=newest(lambda note: note.dropped_reason, ""),
         advantage=newest(lambda note: note.advantage),
-        reward=newest(lambda note: None if note.sample else note.reward),
+        reward=newest(lambda note: None if note.sample or note.score_name else note.reward),
         consumed=newest(used),
     )
 

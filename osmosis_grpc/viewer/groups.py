@@ -298,8 +298,9 @@ def _unused(info: RolloutInfo, history: History) -> Iterator[tuple[str, str]]:
     if outcome is None:
         return
     notes = [each.annotation for each in history.annotated]
-    whole = any(note.advantage is not None or (note.reward is not None and not note.sample) for note in notes)
-    named = {note.sample for note in notes if note.reward is not None}
+    rewarded = [note for note in notes if note.reward is not None and not note.score_name]
+    whole = any(note.advantage is not None for note in notes) or any(not note.sample for note in rewarded)
+    named = {note.sample for note in rewarded}
     named |= {part.sample for note in notes for part in note.segments if len(part.advantages)}
     for name, sample in outcome.samples.items():
         if sample.train is False:

@@ -16,7 +16,7 @@ from osmosis_grpc.records.reading.history import MAIN, ChatName
 from osmosis_grpc.records.reading.message_text import mapping
 from osmosis_grpc.records.reading.rollout_record import rollout_record, turn_record
 from osmosis_grpc.viewer import turns
-from osmosis_grpc.viewer.annotations import fate_of, remarks_of
+from osmosis_grpc.viewer.annotations import fate_of, remarks_of, scores_of
 from osmosis_grpc.viewer.images import image as find_image
 from osmosis_grpc.viewer.images import parts_of
 from osmosis_grpc.viewer.live import Feed
@@ -75,6 +75,7 @@ def router(pages: Pages) -> APIRouter:
             "tools": list(turns.tool_uses(loaded)),
             "samples": history.samples(outcome),
             "fate": fate_of(history),
+            "scores": scores_of(history),
             "failure_text": failure_text,
         }
 

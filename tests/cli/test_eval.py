@@ -101,8 +101,8 @@ def test_show_prints_the_scores_and_the_agents_reward(forked, finished):
     folder, _ = finished
     rollout = next(result["rollout_id"] for result in results_of(folder / "run") if result["run_index"] == 1)
     shown = forked.run("-m", "osmosis_grpc", "show", rollout, "--from", "run", cwd=folder)
-    assert "annotated by eval: reward 0, labels rewards:exact\n" in shown.stdout
-    assert "annotated by eval: reward 0.5, labels rewards:length\n" in shown.stdout
+    assert "annotated by eval: score rewards:exact 0\n" in shown.stdout
+    assert "annotated by eval: score rewards:length 0.5\n" in shown.stdout
     assert "\nreward 0.25\n" in shown.stdout
 
 

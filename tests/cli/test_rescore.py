@@ -58,8 +58,8 @@ def test_a_new_score_is_an_annotation_and_the_old_ones_stay(forked, folder):
     assert rollout not in again.stdout
     shown = forked.run("-m", "osmosis_grpc", "show", rollout, "--from", "run", cwd=folder).stdout
     assert shown.count("annotated by ") == 3
-    assert "annotated by eval: reward " in shown
-    assert "annotated by ada: reward 0, labels rewards:strict\n" in shown
+    assert "annotated by eval: score " in shown
+    assert "annotated by ada: score rewards:strict 0\n" in shown
     assert "\nreward 0.25\n" in shown
     assert (folder / "run" / "results.jsonl").read_bytes() == before
     (folder / "rewards.py").write_text(REWARDS.replace("float(solution_str == ground_truth)", "2"))
@@ -99,8 +99,8 @@ def test_a_grader_scores_recorded_rollouts(forked, folder):
     assert other.stdout.splitlines()[-1] == "10 annotations added, 0 known already, 2 scores failed"
     rollout = next(record["rollout_id"] for record in rollouts if record["scores"].get("graders:Exact") == 0.5)
     shown = forked.run("-m", "osmosis_grpc", "show", rollout, "--from", "run", cwd=folder).stdout
-    assert "annotated by rescore: reward 0.5, labels graders:Exact\n" in shown
-    assert "annotated by ada: reward 1, labels graders:Exact\n" in shown
+    assert "annotated by rescore: score graders:Exact 0.5\n" in shown
+    assert "annotated by ada: score graders:Exact 1\n" in shown
 
 
 async def test_each_sample_that_a_grader_rewards_has_an_annotation(tmp_path, monkeypatch):

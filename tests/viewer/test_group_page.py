@@ -73,6 +73,9 @@ async def run(path):
             await trainer.outcome(name)
         await client.annotate("a0", Annotation(trained=True, advantage=-0.5, weight_step="7"))
         await client.annotate("a2", Annotation(reward=0.5))
+        await client.annotate(
+            "a0", Annotation(id="rewards:exact@1a", author="eval", reward=0, labels=("rewards:exact",))
+        )
 
 
 @pytest.fixture(scope="module")
@@ -96,9 +99,16 @@ async def test_the_rewards_of_a_group_with_mean_and_deviation(viewer):
     assert "1 without a reward" in text
     assert "NO VARIANCE" not in text
     assert "was 0.25" in row(text, "a2")
+    assert "was " not in row(text, "a0"), "a score corrects nothing"
     widths = [re.search(r'class="reward" x="0.0" width="([\d.]+)"', row(text, name)) for name in ("a0", "a1", "a3")]
     assert [found and float(found[1]) for found in widths] == [333.3, 1000.0, None]
     assert '<a href="/group?id=a"' in (await viewer.get("/?group=a")).text
+
+
+async def test_a_score_is_beside_the_reward(viewer):
+    text = (await viewer.get("/rollout?id=a0")).text
+    assert "corrected to" not in text
+    assert re.search(r"<dt>score rewards:exact</dt><dd>0</dd>", text)
 
 
 async def test_a_group_without_variance_has_a_badge(viewer):

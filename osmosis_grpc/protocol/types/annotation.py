@@ -94,7 +94,7 @@ class Annotation:
     weight_step: str = ""
     """The step of the weights after which the rollout was consumed."""
     reward: float | None = None
-    """A corrected reward."""
+    """A corrected reward, or a score (see `score_name`)."""
     sample: str = ""
     """The sample that `reward` is for. Empty for the whole rollout."""
     labels: tuple[str, ...] = ()
@@ -106,6 +106,15 @@ class Annotation:
             value = getattr(self, name)
             if value is not None and (number := number_of(value)) is not None:
                 object.__setattr__(self, name, number)
+
+    @property
+    def score_name(self) -> str:
+        """The eval function or grader whose score `reward` is; empty for a corrected reward.
+
+        It is the only label of the annotation, whose id is NAME@DIGEST.
+        """
+        name = self.labels[0] if self.reward is not None and len(self.labels) == 1 else ""
+        return name if name and self.id.startswith(name) and "@" in self.id[len(name) :] else ""
 
     def check(self, path: str = "annotation") -> None:
         """Raise InvalidArgument naming the first field that is not valid by itself."""

@@ -142,7 +142,7 @@ _ANNOTATIONS = (
     Column("annotation_id", "VARCHAR", "Its id."),
     Column("author", "VARCHAR", "A person, or a program that trains."),
     Column("time", "DOUBLE", "When the server stored it."),
-    Column("reward", "DOUBLE", "A corrected reward."),
+    Column("reward", "DOUBLE", "A corrected reward, or the score of the eval function in `labels`."),
     Column("sample", "VARCHAR", "The sample of `reward`; NULL for all."),
     Column("advantage", "DOUBLE", "The advantage of the rollout."),
     Column("trained", "BOOLEAN", "Whether the trainer trained on it."),

@@ -113,13 +113,14 @@ def _delivered(kind: events.Delivered) -> str:
 
 def _annotated(kind: events.Annotated) -> str:
     given = kind.annotation
+    name = given.score_name
     parts = {
-        "reward": None if given.reward is None else f"{given.reward:g}",
+        f"score {name}" if name else "reward": None if given.reward is None else f"{given.reward:g}",
         "advantage": None if given.advantage is None else f"{given.advantage:g}",
         "trained": given.trained,
         "dropped": given.dropped_reason,
         "step": given.weight_step,
-        "labels": " ".join(given.labels),
+        "labels": "" if name else " ".join(given.labels),
         "note": given.note,
     }
     text = ", ".join(f"{name} {value}" for name, value in parts.items() if value not in (None, ""))
