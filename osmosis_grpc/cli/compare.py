@@ -1,6 +1,7 @@
 """The compare command: prints how the scores of two runs over the same dataset differ. Also formats scores as text."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 from osmosis_grpc.cli.place import Place
 from osmosis_grpc.cli.screen import Line, Screen, columns, program, wrapped
@@ -51,6 +52,7 @@ def run_compare(first: str, second: str, *, json: bool) -> int:
         except (RunError, OSError) as error:
             usage_error("compare", printable(str(error)))
         names = [str(run.path) for run in runs]
+        different = _without_replay(different, runs)
         out.write("runs", schema_version=SCHEMA_VERSION, a=names[0], b=names[1], different=different, **ended.record())
         screen = Screen.of(out)
         results = [_first_runs(run) for run in runs]
@@ -71,6 +73,14 @@ def run_compare(first: str, second: str, *, json: bool) -> int:
                 screen.say(f"{program()} show {known[changed[0].row].name} {Place(run.path).words}")
         screen.say("Intervals: 95 %, t over rows; that of a difference is paired by row.", "note")
     return 0
+
+
+def _without_replay(different: list[str], runs: Sequence[RunFolder]) -> list[str]:
+    """Say that one run has the replies of the other one, in place of how their models differ."""
+    for letters, (run, other) in (("BA", runs[::-1]), ("AB", runs)):
+        if (replay := run.about.get("replay")) and Path(str(replay)).resolve() == other.path.resolve():
+            return [*(text for text in different if not text.startswith("model ")), "{} replays {}".format(*letters)]
+    return different
 
 
 def _ends(ended: Ended, width: int) -> Iterator[Line]:

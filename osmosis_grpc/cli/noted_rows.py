@@ -42,8 +42,9 @@ class Noted:
         self._rewards = rewards
         self._kinds = {name: _Rows() for name in ("failed", "without a score", WITH_TOOL_ERRORS, "without a reward")}
         self._cut: dict[str, _Rows] = {}
-        self._lowest: tuple[float, _Rows] | None = None
-        self._highest = float("-inf")
+        self._lowest: dict[str, tuple[float, _Rows]] = {}
+        """The lowest value of the reward, or of each score, and the rows that have it."""
+        self._highest: dict[str, float] = {}
 
     def add(self, result: RowResult) -> None:
         """Count a result."""
@@ -56,23 +57,24 @@ class Noted:
             self._kinds[WITH_TOOL_ERRORS].add(result)
         if result.cut:
             self._cut.setdefault(result.cut, _Rows()).add(result)
-        if not self._rewards:
-            return
-        if result.reward is None:
+        values = dict(result.scores or {})
+        if self._rewards and result.reward is None:
             self._kinds["without a reward"].add(result)
-            return
-        self._highest = max(self._highest, result.reward)
-        if self._lowest is None or result.reward < self._lowest[0]:
-            self._lowest = result.reward, _Rows()
-        if result.reward == self._lowest[0]:
-            self._lowest[1].add(result)
+        elif self._rewards and result.reward is not None:
+            values = {"reward": result.reward}
+        for name, value in values.items():
+            self._highest[name] = max(self._highest.get(name, value), value)
+            if name not in self._lowest or value < self._lowest[name][0]:
+                self._lowest[name] = value, _Rows()
+            if value == self._lowest[name][0]:
+                self._lowest[name][1].add(result)
 
     def lines(self) -> Iterator[tuple[str, str]]:
         """Yield the most important lines, each with the name of a row to look at, or "" if there is none."""
         found = [(f"{rows.count} {kind} {rows.text()}", rows.shown) for kind, rows in self._kinds.items() if rows.count]
         for limit, rows in self._cut.items():
             found.append((f"{counted(rows.count, 'row')} cut by {printable(limit)} {rows.text()}", rows.shown))
-        if self._lowest is not None and (self._lowest[0] <= 0 or self._lowest[0] < self._highest):
-            reward, rows = self._lowest
-            found.append((f"lowest reward {reward:g} {rows.text()}", rows.shown))
+        for name, (value, rows) in self._lowest.items():
+            if value <= 0 or value < self._highest[name]:
+                found.append((f"lowest {printable(name)} {value:g} {rows.text()}", rows.shown))
         yield from found[:MOST_LINES]

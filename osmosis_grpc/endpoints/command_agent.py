@@ -152,6 +152,8 @@ class CommandAgent:
             outcome = await (self._graded(run) if self._reward or not own else _result(run))
         except SandboxError as error:
             return _lost(error)
+        if problem and outcome.failure is not None and outcome.failure.reason is FailureReason.AGENT_RESULT_INVALID:
+            return _failed(problem, ended.output, run.endpoint.failure)  # it died while it wrote the result
         full = "length" if isinstance(run.endpoint.failure, ContextLengthExceeded) else ""
         if outcome.failure is None and not outcome.finish_reason:
             late = "timeout" if ended.timed_out else ""

@@ -9,6 +9,7 @@ library, and returns a Score. Environment, the base class of the adapters, is th
 finds the task, checks the score, and names the environment in every failure.
 """
 
+import re
 import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from typing import Any
 
 from osmosis_grpc.protocol.types import Message
 from osmosis_grpc.protocol.types.json_values import number_of
+from osmosis_grpc.protocol.types.stack_frames import is_installed, is_own, short_path
 
 TASK_ID = "task_id"
 """The name of a task's id: the key in the metadata of a request, and the column of a dataset."""
@@ -60,6 +62,13 @@ def finite(what: str, value: Any) -> float:
     if number is None:
         raise EnvironmentFault(f"its {what} is {reprlib.repr(value)}, not a finite number")
     return number
+
+
+def place_in(trace: str | None) -> str:
+    """Return the user's own last line in the text of a traceback, as " (at FILE:LINE)"; empty if there is none."""
+    lines = re.findall(r'^ *File "(.*)", line (\d+)', trace or "", re.MULTILINE)
+    own = [(file, line) for file, line in lines if is_own(file) and not is_installed(file)]
+    return f" (at {short_path(own[-1][0])}:{own[-1][1]})" if own else ""
 
 
 def position(key: str, count: int) -> int:

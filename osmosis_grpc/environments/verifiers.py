@@ -16,7 +16,7 @@ from typing import Any
 
 from osmosis_grpc.environments.environment import TASKS, Environment
 from osmosis_grpc.environments.episode import Episode
-from osmosis_grpc.environments.port import EnvironmentFault, EnvironmentTask, Score, position
+from osmosis_grpc.environments.port import EnvironmentFault, EnvironmentTask, Score, place_in, position
 from osmosis_grpc.environments.spec import EnvironmentSpec, nested
 from osmosis_grpc.protocol.errors import MissingExtraError
 from osmosis_grpc.protocol.types import Message
@@ -102,7 +102,8 @@ class Verifiers(Environment):
         if late:  # verifiers reports such an episode as ok, with the reward 0
             raise EnvironmentFault(f"{late[0].partition('_')[0]} did not end within its time limit")
         if errors or not played.ok:
-            raise EnvironmentFault(f"{errors[-1].type}: {errors[-1].message}" if errors else "the episode failed")
+            said = [f"{error.type}: {error.message}{place_in(error.traceback)}" for error in errors[-1:]]
+            raise EnvironmentFault(*said or ["the episode failed"])
         if len(traces) != 1:
             raise EnvironmentFault(f"the episode has {len(traces)} agents; only one can be trained here")
         (trace,) = traces

@@ -45,6 +45,23 @@ def test_two_runs_are_compared_row_by_row(runs, capsys):
     ]
 
 
+def test_what_completed_in_one_run_only_is_named_and_a_replay_is_no_other_model(tmp_path, capfd):
+    model = {"model": {"model": "mock:echo"}}
+    first = made(tmp_path / "a", {0: [1], 1: [None], 2: [1]}, **model)
+    replayed = {"model": {"replay": first}}
+    second = made(tmp_path / "b", {0: [1], 1: [1], 2: [None]}, more={"replay": first}, **replayed)
+    assert run_compare(first, second, json=False) == 0
+    printed = capfd.readouterr().out
+    assert "other inputs: B replays A\n" in printed
+    assert (
+        "completed: A 2 of 3, B 2 of 3\n  failed in A and not in B: row 1\n  failed in B and not in A: row 2" in printed
+    )
+    assert run_compare(second, first, json=True) == 0
+    found = json.loads(capfd.readouterr().out.splitlines()[0])
+    assert (found["completed_a"], found["rows_mended"], found["rows_broken"]) == (2, [2], [1])
+    assert found["different"] == ["A replays B"]
+
+
 def test_a_row_that_failed_in_one_run_has_not_passed_there(tmp_path, capfd):
     more = {"pass_threshold": 1.0, "eval_fns": ["rewards:exact"]}
     first = made(tmp_path / "a", {0: [1, 0], 1: [1, 1]}, more=more)

@@ -64,8 +64,8 @@ def test_each_row_runs_n_times_and_has_the_scores_of_every_function(finished):
         "  pass@1 0 (0 to 0), pass@2 0 (0 to 0)",
     ]
     assert re.fullmatch(r"6 of 6 rollouts scored, mean reward 0\.25, \d+ \+ \d+ tokens, 6 chats, \d+\.\d s", lines[10])
-    assert lines[11] == "The run is in run."
-    assert [line.partition("osmosis")[2].partition(" ")[2] for line in lines[12:]] == [
+    assert [line.partition(" (rows ")[0] for line in lines[11:13]] == ["lowest rewards:exact 0", "The run is in run."]
+    assert [line.partition("osmosis")[2].partition(" ")[2] for line in lines[13:]] == [
         "view --from run",
         "eval --replay run",
     ]

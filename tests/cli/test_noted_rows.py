@@ -65,5 +65,7 @@ def test_there_are_at_most_three_lines_and_failures_come_first():
     ]
 
 
-def test_with_eval_functions_the_own_rewards_do_not_count():
+def test_with_eval_functions_the_scores_count_and_not_the_own_rewards():
     assert lines(row(0, reward=None), row(1, reward=0.0), rewards=False) == []
+    scored = row(0, scores={"f": 0.5, "g": 1.0}), row(1, scores={"f": 0.25, "g": 1.0}, reward=0.0)
+    assert lines(*scored, rewards=False) == [("lowest f 0.25 (row 1)", "1")]

@@ -136,6 +136,7 @@ async def test_a_wrong_reward_is_a_failure_that_names_the_task(how):
     outcome = await run_rollout(environment, lambda chat: answer(chat, "something"), [], metadata=metadata)
     assert outcome.status is OutcomeStatus.FAILED
     assert outcome.failure.message.startswith(environment.task_id("0"))
+    assert ("wrong_taskset.py:" in outcome.failure.message) is (how == "raises"), "the place of what raised"
     assert outcome.reward is None
 
 

@@ -258,6 +258,15 @@ shutil.copy({str(tmp_path / "given")!r}, os.environ["OSMOSIS_RESULT_FILE"])
         assert "main" in outcome.samples
 
 
+async def test_a_program_that_dies_while_it_writes_its_result_fails_with_its_own_error(tmp_path):
+    outcome = await outcome_of(tmp_path, "ask([USER])\nresult(reward={}['x'])", policy)
+    assert (outcome.status, outcome.failure.reason) == (FAILED, "AGENT_EXCEPTION")
+    opened = "ask([USER])\nwith open(os.environ['OSMOSIS_RESULT_FILE'], 'w') as file:\n    json.dump({}['x'], file)"
+    outcome = await outcome_of(tmp_path, opened, policy)
+    assert (outcome.status, outcome.failure.reason) == (FAILED, "AGENT_EXCEPTION")
+    assert "KeyError: 'x'" in outcome.failure.message
+
+
 async def test_a_failed_chat_that_ends_the_program_is_the_trainers_failure(tmp_path):
     def refuses(request):
         raise InvalidArgument("messages", "are too long")
