@@ -234,13 +234,18 @@ class Run:
     def is_stale(self, outcome: RolloutOutcome) -> bool:
         """Return whether a completed rollout has a token that is too old by now.
 
-        Raises InvalidArgument if `max_version_lag` is set and a version is unknown.
+        A token without a version is too old: it was sampled before the first resume(version=...), for example for a
+        rollout of a killed process. Raises InvalidArgument if `max_version_lag` is set and there was no such call, or
+        if a version is not a number.
         """
         limit = self._options.max_version_lag
-        sampled = any(segment.sampled for sample in outcome.samples.values() for segment in sample.segments)
-        if limit is None or not sampled or outcome.status is not OutcomeStatus.COMPLETED:
+        segments = [segment for sample in outcome.samples.values() for segment in sample.segments if segment.sampled]
+        if limit is None or not segments or outcome.status is not OutcomeStatus.COMPLETED:
             return False
-        lag = version_lag(outcome, self._cache.sampler.version)
+        version = self._cache.sampler.version
+        if version and not all(segment.versions for segment in segments):
+            return True
+        lag = version_lag(outcome, version)
         if lag is None:
             raise InvalidArgument(
                 "max_version_lag",

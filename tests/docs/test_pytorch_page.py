@@ -38,24 +38,27 @@ async def test_the_blocks_run_and_a_killed_program_continues_with_the_same_batch
         for block in files:
             await reader.run(block, timeout=100)
         (tmp_path / "train.py").write_text(train.text.replace("50051", reader.ports["50051"]))
-        before = await killed_at(5, tmp_path, reader.environment)
+        before = await stopped_at(5, signal.SIGKILL, tmp_path, reader.environment)
+        interrupted = await stopped_at(6, signal.SIGINT, tmp_path, reader.environment)
         await reader.run(again, timeout=200)
         after = reader.output[-1]
         await reader.run(curves)
-    assert "continue with step 4\n" in after
-    first, second = ({int(step): rest for step, *rest in STEP.findall(text)} for text in (before, after))
+    first, second, third = (
+        {int(step): rest for step, *rest in STEP.findall(text)} for text in (before, interrupted, after)
+    )
+    assert "continue with step 4\n" in interrupted
     assert list(first) == [0, 1, 2, 3, 4, 5]
-    assert list(second) == list(range(4, 12))
     assert [first[step][:2] for step in (4, 5)] == [second[step][:2] for step in (4, 5)], "reward and loss are the same"
-    assert all(float(off) < 1e-3 for *_, off in [*first.values(), *second.values()])
-    rewards = [float(reward) for reward, *_ in second.values()]
+    assert [*second, *third] == list(range(4, 12)), "an interrupted program saves the step that it has begun"
+    assert all(float(off) < 1e-3 for *_, off in [*first.values(), *second.values(), *third.values()])
+    rewards = [float(reward) for reward, *_ in third.values()]
     assert rewards[-1] > 0.5 > 0.2 > float(first[0][0])
     assert "test reward" in after
     assert len(list((tmp_path / "runs").iterdir())) == 2
 
 
-async def killed_at(step, folder, environment):
-    """Run train.py until it has printed a step, and kill it. Returns what it printed."""
+async def stopped_at(step, number, folder, environment):
+    """Run train.py until it has printed a step, and send it a signal. Returns what it printed."""
     log = folder / "train.log"
     with log.open("w") as file:
         process = await asyncio.create_subprocess_exec(
@@ -70,9 +73,9 @@ async def killed_at(step, folder, environment):
         try:
             ended = asyncio.create_task(process.wait())
             await until(lambda: f"\nstep {step:2} " in log.read_text() or ended.done(), timeout=150)
-            process.kill()
+            process.send_signal(number)
         finally:
-            assert await ended == -signal.SIGKILL, log.read_text()
+            assert await ended == (-number if number is signal.SIGKILL else 0), log.read_text()
     return log.read_text()
 
 

@@ -89,6 +89,19 @@ async def test_tokens_without_a_version_are_refused(serve, attach_to):
             await anext(outcomes)
 
 
+async def test_tokens_of_before_the_first_version_are_too_old(serve, attach_to):
+    def policy(request):
+        reply = sampled(request)
+        trainer.resume(version=4)  # too late for the chat that is being answered
+        return reply
+
+    trainer = await attach_to(policy, await serve(talker()))
+    async with asyncio.timeout(PATIENCE), aclosing(trainer.run(requests(1), max_version_lag=0)) as outcomes:
+        outcome = await anext(outcomes)
+    assert (outcome.attempt, version_lag(outcome, 4)) == (2, 0)
+    assert trainer.group_counts.stale == 1
+
+
 async def test_a_negative_lag_is_refused(serve, attach_to):
     trainer = await attach_to(sampled, await serve(talker()))
     with pytest.raises(ValueError, match="max_version_lag: -1 is negative"):
