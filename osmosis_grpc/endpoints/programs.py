@@ -137,7 +137,8 @@ def resolved(words: list[str], folder: Path, path: str) -> tuple[list[str], str]
     program, arguments = words[0], words[1:]
     found = str(folder / program) if "/" in program else shutil.which(program, path=path)
     if found is None or not Path(found).exists():
-        raise ValueError(f"there is no program {program!r}")
+        hint = f"; write: python {program}" if program.endswith(".py") and _exists(folder, program) else ""
+        raise ValueError(f"there is no program {program!r}{hint}")
     if not os.access(found, os.X_OK) or Path(found).is_dir():
         raise ValueError(f"the program {program!r} is not executable")
     shell = next((word for word in arguments if word in _OF_SHELLS), "")

@@ -60,9 +60,16 @@ class StepLog:
             self._sinks.append(_OPENERS[name](*given))
 
     def __call__(self, step: int, values: Mapping[str, Any]) -> None:
-        """Log the values of a step: numbers, or whatever float() takes, such as a tensor with one element."""
-        plain = {name: value.detach() if hasattr(value, "detach") else value for name, value in values.items()}
-        numbers = {name: float(value) for name, value in plain.items()}  # detached: torch warns of a loss with gradient
+        """Log the values of a step: numbers, or whatever float() takes, such as a tensor with one element.
+
+        Raises TypeError or ValueError for any other value, with its name.
+        """
+        numbers = {}
+        for name, value in values.items():
+            try:  # detached, because torch warns of a loss with a gradient
+                numbers[name] = float(value.detach() if hasattr(value, "detach") else value)
+            except (TypeError, ValueError) as error:
+                raise type(error)(f"{name}: {error}") from None
         for log, _ in self._sinks:
             log(int(step), numbers)
 

@@ -137,7 +137,7 @@ class Dataset:
         count = sum(1 for _ in self.rows(offset, limit, chosen))
         if not count:
             none = "has no rows" if chosen is every else "has none of the chosen rows"
-            raise DatasetError(self.name, f"has no row {offset}" if offset else none)
+            raise DatasetError(self.name, f"has no row {offset}; they are counted from 0" if offset else none)
         return count
 
     def _row(self, raw: Raw, number: int) -> Row:
