@@ -24,15 +24,17 @@ class _Rows:
 
     def add(self, result: RowResult) -> None:
         self.count += 1
-        if len(self.names) < MOST_ROWS:
-            self.names.append(result.name)
-        if not self.shown and result.token_usage:
-            self.shown = result.name
+        self.names = sorted([*self.names, result.name], key=_numbers)[:MOST_ROWS]
+        if result.token_usage:
+            self.shown = min(self.shown or result.name, result.name, key=_numbers)
 
     def text(self) -> str:
         more = f" and {self.count - len(self.names)} more" if self.count > len(self.names) else ""
-        names = sorted(self.names, key=lambda name: [int(part) for part in name.split(".")])
-        return f"({'row' if self.count == 1 else 'rows'} {', '.join(names)}{more})"
+        return f"({'row' if self.count == 1 else 'rows'} {', '.join(self.names)}{more})"
+
+
+def _numbers(name: str) -> list[int]:
+    return [int(part) for part in name.split(".")]
 
 
 class Noted:

@@ -38,7 +38,7 @@ def lines(*results, rewards=True):
         ),
         "a tool that raised": (
             [row(10, tool_errors=1), row(2, tool_errors=2), row(3)],
-            [("2 with errors of tools (rows 2, 10)", "10")],
+            [("2 with errors of tools (rows 2, 10)", "2")],
         ),
         "no reward": ([row(0, reward=None), row(1)], [("1 without a reward (row 0)", "0")]),
         "no score": ([row(0, scores={}, score_errors={"f": "x"})], [("1 without a score (row 0)", "0")]),

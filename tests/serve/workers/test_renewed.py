@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from osmosis_grpc.protocol.errors import Unauthenticated, Unavailable
+from osmosis_grpc.protocol.errors import Cancelled, Unauthenticated, Unavailable
 from osmosis_grpc.trainer import RolloutClient
 from tests.serve.workers.server import AGENT, started
 from tests.waiting import until
@@ -16,7 +16,7 @@ LIMIT, TIMEOUT = "OSMOSIS_ROLLOUT_SERVER_RECORD_TTL_SECONDS", "OSMOSIS_ROLLOUT_S
 
 
 async def info(server, worker, token):
-    with contextlib.suppress(Unavailable, Unauthenticated):
+    with contextlib.suppress(Unavailable, Unauthenticated, Cancelled):  # a worker that ends cancels its calls
         async with RolloutClient(server.targets[worker], token=token) as client:
             return await client.info()
     return None
