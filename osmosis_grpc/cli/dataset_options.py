@@ -34,7 +34,7 @@ from osmosis_grpc.records.evaluate import (
 from osmosis_grpc.records.evaluate.columns import parse_map
 from osmosis_grpc.records.evaluate.dataset import Chosen, RowChoice, every
 from osmosis_grpc.records.evaluate.eval_functions import EvalFunction, load_eval_functions
-from osmosis_grpc.records.evaluate.inputs import Inputs, agent_inputs, digest_of, function_inputs
+from osmosis_grpc.records.evaluate.inputs import Inputs, agent_inputs, digest_of, function_inputs, program_inputs
 from osmosis_grpc.records.evaluate.models import Model, check_url
 from osmosis_grpc.records.evaluate.results import Price
 from osmosis_grpc.records.reading.phrases import counted
@@ -245,6 +245,8 @@ def _agent(
 ) -> tuple[RolloutAgentLoop | Runnable, Callable[[], AbstractAsyncContextManager[None]]]:
     """Return the agent, and what serves its base URLs if it is a program. Raises LoadError."""
     if module is None:
+        if _configuration(options):
+            usage_error(command, "--config, --grader and their values are for workflows; leave them out with --command")
         from osmosis_grpc.endpoints.hosted_programs import command_agent
         from osmosis_grpc.settings.process_environment import program_environment
 
@@ -306,7 +308,9 @@ def inputs(options: RunOptions, choices: Choices, prepared: Prepared) -> Inputs:
     elif options.model.startswith(SCRIPT):
         model["script"] = digest_of(Path(options.model.removeprefix(SCRIPT)))
     return {
-        "agent": agent_inputs(prepared.agent_loop),
+        "agent": program_inputs(prepared.agent_loop.name, options.command)
+        if options.command
+        else agent_inputs(prepared.agent_loop),
         "configuration": _configuration(options),
         "dataset": {"file": prepared.dataset.digest(), "columns": list(options.columns or ())},
         "model": model,

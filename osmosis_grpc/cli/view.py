@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib
+import logging
 import shlex
 import signal
 import tempfile
@@ -159,6 +160,7 @@ def _place(options: ViewOptions, source: SourceOptions, stack: ExitStack) -> tup
 
     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="osmosis-view-demo-"))
     say_error("running twelve rollouts of the demo, two of which fail on purpose ...")
+    logging.getLogger("osmosis_grpc.engine.agent_calls").setLevel(logging.ERROR)  # the pages show the tracebacks
     return Place(Path(folder)), asyncio.run(write_demo(Path(folder)))
 
 

@@ -6,7 +6,6 @@ annotates the groups as a real training would.
 
 import asyncio
 import json
-import logging
 import random
 import statistics
 from collections.abc import Sequence
@@ -15,7 +14,6 @@ from pathlib import Path
 
 from osmosis_grpc.agent import RolloutAgentLoop, RolloutContext, RolloutResult
 from osmosis_grpc.cli.demo_tokens import Words, prompt_text, reply_text
-from osmosis_grpc.engine import agent_calls
 from osmosis_grpc.protocol.types import (
     Annotation,
     ChatRequest,
@@ -170,7 +168,6 @@ async def annotate(trainer: Trainer, number: int, outcomes: Sequence[RolloutOutc
 
 async def write_demo(folder: Path) -> Words:
     """Run the rollouts of all groups, and return the tokenizer with the texts of their tokens."""
-    logging.getLogger(agent_calls.__name__).setLevel(logging.ERROR)  # the pages show the tracebacks
     words = Words()
     requests = [
         RolloutRequest(

@@ -83,6 +83,8 @@ class Run:
         """The method of Trainer, for error messages."""
         self._progress: Progress | None = None
         self._fed: dict[tuple[str, int], None] = {}
+        self._unversioned: dict[str, None] = {}
+        """The rollouts that ran again because a token had no version."""
         self._slots = asyncio.Semaphore(options.max_in_flight)
         self._without_slot = 0
         """The number of rollouts that were started without a free slot. The same number of releases is skipped."""
@@ -235,15 +237,19 @@ class Run:
         """Return whether a completed rollout has a token that is too old by now.
 
         A token without a version is too old: it was sampled before the first resume(version=...), for example for a
-        rollout of a killed process. Raises InvalidArgument if `max_version_lag` is set and there was no such call, or
-        if a version is not a number.
+        rollout of a killed process. Raises InvalidArgument if `max_version_lag` is set and a version is not a number,
+        or if one is still missing after the rollout ran again, or before any such call.
         """
         limit = self._options.max_version_lag
         segments = [segment for sample in outcome.samples.values() for segment in sample.segments if segment.sampled]
         if limit is None or not segments or outcome.status is not OutcomeStatus.COMPLETED:
             return False
         version = self._cache.sampler.version
-        if version and not all(segment.versions for segment in segments):
+        unversioned = not all(segment.versions for segment in segments)
+        if version and unversioned and outcome.rollout_id not in self._unversioned:
+            self._unversioned[outcome.rollout_id] = None
+            if len(self._unversioned) > REMEMBERED:
+                del self._unversioned[next(iter(self._unversioned))]
             return True
         lag = version_lag(outcome, version)
         if lag is None:

@@ -488,6 +488,27 @@ with open(os.environ["OSMOSIS_RESULT_FILE"], "w") as file:
 """
 
 
+def test_a_run_is_not_continued_with_a_changed_program(forked, tmp_path):
+    (tmp_path / "program.py").write_text(CLIENT)
+    (tmp_path / "data.jsonl").write_text('{"user_prompt": "the sea", "ground_truth": "sea"}\n')
+    command = (
+        "-m",
+        "osmosis_grpc",
+        "eval",
+        "--command",
+        "python program.py",
+        "-d",
+        "data.jsonl",
+        "--model",
+        "mock:echo",
+    )
+    assert forked.run(*command, "--save-dir", "run", cwd=tmp_path).returncode == 0
+    assert forked.run(*command, "--save-dir", "run", cwd=tmp_path).returncode == 0
+    (tmp_path / "program.py").write_text(CLIENT + "# changed")
+    again = forked.run(*command, "--save-dir", "run", cwd=tmp_path)
+    assert (again.returncode, "agent (program.py)" in again.stderr) == (2, True), again.stderr
+
+
 def test_a_program_runs_over_a_dataset_and_again_without_a_model(forked, tmp_path):
     (tmp_path / "program.py").write_text(CLIENT)
     rows = [{"user_prompt": "the sea", "ground_truth": "sea"}, {"user_prompt": "the sea", "ground_truth": "land"}]
@@ -506,6 +527,7 @@ def test_a_program_runs_over_a_dataset_and_again_without_a_model(forked, tmp_pat
     ("agent", "said"),
     [
         (("--command", "no-such-program"), "--command"),
+        (("--command", "python x.py", "--grader", "graders:Exact"), "--grader"),
         (("--command", "python x.py", "-m", "agent:A"), "give one of them"),
     ],
 )

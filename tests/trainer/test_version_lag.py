@@ -102,6 +102,18 @@ async def test_tokens_of_before_the_first_version_are_too_old(serve, attach_to):
     assert trainer.group_counts.stale == 1
 
 
+async def test_a_version_that_is_missing_again_is_refused(serve, attach_to):
+    trainer = await attach_to(
+        lambda chat: answer(chat, "", tokens=0 if chat.chat_number > 1 else 2), await serve(talker())
+    )
+    trainer.resume(version=4)
+    twice = [RolloutRequest(rollout_id="g0", messages=[USER], metadata={"turns": 2})]
+    with pytest.raises(InvalidArgument, match="max_version_lag"):
+        async with asyncio.timeout(PATIENCE), aclosing(trainer.run(twice, max_version_lag=0)) as outcomes:
+            await anext(outcomes)
+    assert trainer.group_counts.stale == 1
+
+
 async def test_a_negative_lag_is_refused(serve, attach_to):
     trainer = await attach_to(sampled, await serve(talker()))
     with pytest.raises(ValueError, match="max_version_lag: -1 is negative"):

@@ -1,6 +1,7 @@
 """The inputs on which a run's results depend. A run can only be continued with the same inputs."""
 
 import hashlib
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,12 @@ def digest_of_environment(text: str) -> str:
 def agent_inputs(agent_loop: RolloutAgentLoop | Runnable) -> dict[str, Any]:
     """Return an agent's parts: its name, its files, and the packages that the files import."""
     return {"name": agent_loop.name, **_parts(AgentVersion.of(as_runnable(agent_loop).source))}
+
+
+def program_inputs(name: str, command: str) -> dict[str, Any]:
+    """Return the parts of a program: its name, its command, and the files that the command names."""
+    files = [word for word in shlex.split(command) if Path(word).is_file()]
+    return {"name": name, "command": command, **{word: digest_of(Path(word)) for word in files}}
 
 
 def function_inputs(functions: Sequence[EvalFunction]) -> dict[str, Any]:
