@@ -64,7 +64,9 @@ class OsmosisLitellmModel(OpenAIChatCompletionsModel):
         context = get_rollout_context()
         if context is None:
             raise RuntimeError("OsmosisLitellmModel needs an active rollout: make it in the run() of a workflow")
-        client = AsyncOpenAI(base_url=context.chat_completions_url, api_key=context.api_key or "no-key")
+        headers = {"connection": "close"}  # nobody closes the client, so no connection may outlive its request
+        key = context.api_key or "no-key"
+        client = AsyncOpenAI(base_url=context.chat_completions_url, api_key=key, default_headers=headers)
         super().__init__(POLICY, client)
 
 

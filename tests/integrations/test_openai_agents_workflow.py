@@ -1,5 +1,7 @@
 """The SDK's names for the OpenAI Agents library, in workflows."""
 
+import gc
+import warnings
 from typing import ClassVar
 
 import pytest
@@ -65,6 +67,10 @@ async def test_a_workflow_is_graded_and_its_tokens_are_the_policys(session, monk
     assert segment.chats == (1, 2)
     kinds = [message.get("type", "message") for message in HasLabel.seen[0]]
     assert kinds == (["message", "function_call", "function_call_output", "message"] if session else ["message"] * 4)
+    with warnings.catch_warnings(record=True) as left_open:
+        warnings.simplefilter("always")
+        gc.collect()
+    assert [str(each.message) for each in left_open if each.category is ResourceWarning] == []
 
 
 async def test_a_session_of_another_rollout_is_refused():

@@ -1,9 +1,7 @@
 """What an OsmosisStrandsAgent and its policy read: prompts, histories, the context in tools and threads."""
 
 import asyncio
-import gc
 import threading
-import warnings
 
 import pytest
 
@@ -34,16 +32,6 @@ from tests.integrations.strands_agents import (
 from tests.integrations.strands_policy import Replies, calls
 
 pytestmark = pytest.mark.adapters
-
-
-@pytest.fixture(scope="module", autouse=True)
-def no_leftovers():
-    """Collect what clients of other libraries left open in earlier modules, which would fail a test of this one."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)
-        gc.collect()
-
-
 strands = pytest.importorskip("strands")
 
 # What the trainer's messages become
