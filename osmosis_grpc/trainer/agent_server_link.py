@@ -57,6 +57,10 @@ class Rollout:
     """Whether the Init may be sent: the ledger has committed it, or there is no ledger."""
     begun: bool = False
     """Whether the ledger has this attempt or a lower attempt of the rollout."""
+    sent: bool = False
+    """Whether a server may have this attempt."""
+    sent_lower: bool = False
+    """Whether a server may have a lower attempt of the rollout."""
     ending: bool = False
     """Whether the rollout ends without an outcome from its server. It is done when the ledger has dropped it."""
     losses: list[str] = field(default_factory=list)

@@ -5,7 +5,7 @@ Three rules keep the ledger correct if the process is killed at any time:
 - An Init is sent only once its attempt is in the ledger. Otherwise a server could run an attempt that no process knows.
 - A lower attempt is cancelled only once the higher one is in the ledger. Otherwise neither would run after a crash.
 - A rollout that ends without an outcome is dropped before its callers learn of it. Otherwise it would run again after a
-  crash.
+  crash. If a server may have it, the ledger keeps the number of the next attempt, so that none runs twice.
 
 Failed writes are retried later. Without a ledger, each step happens at once.
 """
@@ -40,6 +40,7 @@ def assign(scheduler: SchedulerPort, rollout: Rollout, server: AgentServerLink) 
     rollout.opened = False
     server.adopt(rollout)
     if scheduler.ledger is None:
+        rollout.sent = True
         server.send_init(rollout)
         return
     rollout.written = False
@@ -51,7 +52,7 @@ def assign(scheduler: SchedulerPort, rollout: Rollout, server: AgentServerLink) 
         rollout.written = True
         if error is None:
             reach("ledger.init.committed")
-            rollout.begun = True
+            rollout.begun = rollout.sent = True
             scheduler.entered(key)
             server.send_init(rollout)
             return
@@ -95,15 +96,23 @@ def enter(scheduler: SchedulerPort, rollout: Rollout) -> None:
 
 
 def drop(scheduler: SchedulerPort, rollout: Rollout, dropped: Callable[[], None]) -> None:
-    """Drop a rollout that ends without an outcome from its server, and then call `dropped`."""
-    ledger = scheduler.ledger if rollout.in_ledger else None
-    if ledger is None:
+    """Drop a rollout that ends without an outcome from its server, and then call `dropped`.
+
+    If a server may have run the rollout, its next attempt is reserved for a later request.
+    """
+    ledger = scheduler.ledger
+    if ledger is None or not (rollout.in_ledger or rollout.key[0] in ledger.unconfirmed):
         dropped()
         return
 
     def again() -> None:
-        if not rollout.done.done():
-            ledger.drop(*rollout.key, committed)
+        if rollout.done.done():
+            return
+        rollout_id, attempt = rollout.key
+        if rollout.sent or rollout.sent_lower:
+            ledger.reserve(rollout_id, attempt + 1, committed)
+        else:
+            ledger.drop(rollout_id, attempt, committed)
 
     def committed(_: Any, error: LedgerError | None) -> None:
         if error is None:

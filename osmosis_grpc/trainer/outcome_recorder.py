@@ -114,7 +114,7 @@ class OutcomeRecorder:
             failure = failed.of_rollout(outcome.failure)
             outcome = replace(outcome, failure=failure)
             report.raw.failure.CopyFrom(FAILURE.to_wire(failure))
-        abandoned = rollout is not None and rollout.abandoned and not rollout.waiters
+        abandoned = rollout is not None and rollout.abandoned
         recorded = partial(self._recorded, report)
         self._cache.record(outcome, report.raw, recorded, abandoned=abandoned, chats=chats)
 

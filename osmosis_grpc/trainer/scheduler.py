@@ -109,8 +109,13 @@ class Scheduler(SchedulerPort):
 
         def dropped() -> None:
             if not rollout.done.done():
-                self.cache.entered(*rollout.key, dropped=True)
-                self.cancel_leaving(rollout.request.rollout_id)
+                rollout_id, attempt = rollout.key
+                if rollout.sent or rollout.sent_lower:
+                    self.cache.reserve(rollout_id, attempt + 1)
+                    self.cache.entered(rollout_id, attempt + 1)
+                else:
+                    self.cache.entered(rollout_id, attempt, dropped=True)
+                self.cancel_leaving(rollout_id)
                 self.forget(rollout)
                 end()
 
@@ -187,7 +192,7 @@ class Scheduler(SchedulerPort):
         attempt = rollout.request.attempt + 1
         log.info("rollout %s runs again as attempt %d: %s", rollout.request.rollout_id, attempt, why)
         rollout.request = replace(rollout.request, attempt=attempt)
-        rollout.opened = False
+        rollout.opened, rollout.sent, rollout.sent_lower = False, False, rollout.sent or rollout.sent_lower
         rollout.raised.clear()
         self.cache.rollout(rollout.request.rollout_id, attempt, self.cache.now())
         enter(self, rollout)
@@ -223,6 +228,7 @@ class Scheduler(SchedulerPort):
 
     def init_refused(self, rollout: Rollout, server: AgentServerLink, error: CallError) -> None:
         server.release(rollout)
+        rollout.sent = False
         no_original = rollout.request.fork is not None and isinstance(error, NotFound) and error.kind == "rollout"
         if no_original:
             rollout.without_original.append(server)
@@ -327,6 +333,7 @@ class Scheduler(SchedulerPort):
         ]
         for rollout in waiting:
             self.forget(rollout)
+            self.cache.reserve(*rollout.key)
             if not rollout.done.done():
                 rollout.done.set_exception(error)
 

@@ -5,6 +5,7 @@ the outcomes.
 """
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -20,6 +21,8 @@ from osmosis_grpc.trainer.chats.policy_errors import ChatKey, PolicyFailure
 from osmosis_grpc.trainer.ledger_position import LedgerPosition
 from osmosis_grpc.trainer.log_warnings import EarlierOutcomes, UntrainableOutcomes
 from osmosis_grpc.trainer.scheduler import Scheduler
+
+log = logging.getLogger(__name__)
 
 SETTLING = 5.0
 """settle() waits at most this many seconds for the outcomes of abandoned rollouts, and then as long for the ledger."""
@@ -78,9 +81,13 @@ class Submissions:
                     rollout_id=request.rollout_id,
                     attempt=known.request.attempt,
                 )
+            if known.abandoned:
+                request = _run_again(request, known.request.attempt + 1)
             if request.attempt <= known.request.attempt:
                 return known
             scheduler.supersede(known, request.attempt)
+        else:
+            request = self._as_reserved(request)
         try:
             cache = self._cache.rollout(request.rollout_id, request.attempt, self._cache.now())
         except Aborted as error:
@@ -97,9 +104,10 @@ class Submissions:
             )
         if scheduler.servers.given_up:
             raise scheduler.servers.why_none()
-        cache.ended = False  # a refused or cancelled rollout may run again
         begun = cache.entered or cache.replaces or (known is not None and known.in_ledger)
         rollout = self._made(request, affinity_key, begun=begun)
+        rollout.sent_lower = cache.reserved or (known is not None and (known.sent or known.sent_lower))
+        cache.ended = cache.reserved = False  # a refused or cancelled rollout may run again
         scheduler.add(rollout, replaces=known is not None or cache.replaces)
         return rollout
 
@@ -109,9 +117,14 @@ class Submissions:
             if row.init is not None:
                 opened = row.tools is not None
                 rollout = self._made(request_of(row), row.affinity_key, opened=opened, begun=True)
+                rollout.sent, rollout.sent_lower = bool(row.server_key), row.attempt > 1
                 self.scheduler.held.left[row.rollout_id] = None
                 self.scheduler.continue_at(rollout, row.server_key)
         self.scheduler.servers.wait_anew()
+
+    def _as_reserved(self, request: RolloutRequest) -> RolloutRequest:
+        reserved = self._cache.reserved(request.rollout_id)
+        return request if reserved <= request.attempt else _run_again(request, reserved)
 
     def _made(self, request: RolloutRequest, affinity_key: str, *, begun: bool, opened: bool = False) -> Rollout:
         done: asyncio.Future[RolloutOutcome] = asyncio.get_running_loop().create_future()
@@ -147,7 +160,7 @@ class Submissions:
             or self.scheduler.rollouts.get(rollout.request.rollout_id) is not rollout
         ):
             return
-        rollout.cancelled = rollout.abandoned = True
+        rollout.cancelled = rollout.abandoned = True  # a later request runs it as the next attempt
         if rollout.server is None:
             self.scheduler.end_here(rollout)
         else:
@@ -191,3 +204,10 @@ class Submissions:
         self.report()
         self._untrainable.report()
         self.scheduler.close()
+
+
+def _run_again(request: RolloutRequest, attempt: int) -> RolloutRequest:
+    """Return the request as a higher attempt, because no caller has the outcome of an earlier attempt."""
+    attempt = max(request.attempt, attempt)
+    log.info("rollout %s runs again as attempt %d: %s", request.rollout_id, attempt, "no caller waited for its outcome")
+    return replace(request, attempt=attempt)

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 
+SLOWEST_COMMIT = 0.5
+"""The longest time of a commit, or of its report, on a slow disk, in seconds."""
+
+
 class Faults:
     """Makes the faults of a world until stop()."""
 
@@ -267,7 +271,7 @@ class Faults:
         if found is None:
             return False
         program, disk = found
-        usual, disk.slowest = disk.slowest, draw.uniform(0.05, 0.5)
+        usual, disk.slowest = disk.slowest, draw.uniform(0.05, SLOWEST_COMMIT)
         self._note(program.name, "slow disk", seconds=round(disk.slowest, 3))
         await asyncio.sleep(draw.expovariate(1 / 4.0))  # the clock is simulated
         if draw.random() < 0.5 and program.disk is disk:

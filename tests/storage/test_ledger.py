@@ -115,7 +115,7 @@ async def test_the_drop_of_an_attempt_takes_the_unconfirmed_outcome_of_a_lower_o
 
     for name, recorded in zip(("r1", "r2"), done[:2], strict=True):
         outcome = RolloutOutcome(rollout_id=name, attempt=1, status=OutcomeStatus.COMPLETED, result_id="x")
-        ledger.complete(outcome, b"", then(recorded), enter=True, confirmed=False)
+        ledger.complete(outcome, b"", then(recorded), enter=True)
         ledger.unconfirmed[name] = 1
     ledger.drop("r1", 2, then(done[2]))
     ledger.drop("r2", 1, then(done[3]))  # an outcome of the same attempt stays

@@ -7,7 +7,6 @@ import grpc
 import pytest
 
 from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import attach_pb2, control_pb2, outcome_pb2
-from osmosis_grpc.protocol.errors import Aborted
 from osmosis_grpc.testing.raw import server_frames
 from osmosis_grpc.testing.raw.server_frames import chat
 from tests.trainer.deployment import CODE
@@ -89,8 +88,9 @@ async def test_an_attempt_that_ends_before_its_commit_ends_the_lower_one_after_i
         await until(lambda: "r" not in deployment.trainer.scheduler.rollouts)  # no server for `lost_after` seconds
         assert deployment.trainer.scheduler.cache.replaces("r")
     await until(lambda: not deployment.trainer.scheduler.cache.replaces("r"))
-    with pytest.raises(Aborted):
-        await deployment.run("r", attempt=1)
+    await server.attach()
+    deployment.run("r", attempt=1)
+    assert (await server.stream.next("init")).attempt == 2
 
 
 async def test_an_answer_about_a_lower_attempt_frees_the_place_of_one_that_the_server_never_got(running):

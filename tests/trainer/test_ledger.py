@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from osmosis_grpc.protocol.errors import AlreadyExists, LedgerError, Unavailable
+from osmosis_grpc.protocol.errors import Aborted, AlreadyExists, LedgerError, Unavailable
 from osmosis_grpc.protocol.types import ChatRequest, OutcomeStatus
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.storage.ledger import SqliteLedger
@@ -226,18 +226,51 @@ async def test_a_server_that_is_no_longer_named_and_is_away_is_left_at_once(serv
         assert len(trainer.servers) == 1
 
 
-async def test_an_abandoned_rollout_needs_no_confirmation(serve, tmp_path):
+@BOTH
+async def test_an_abandoned_rollout_needs_no_confirmation_and_runs_again_as_the_next_attempt(
+    serve, tmp_path, transport
+):
     agent, path = talker(), tmp_path / "ledger"
     agent.gate("r0")
     server = await serve(agent)
-    async with Trainer([server.address], reply, ledger=path) as trainer:
-        waiting = asyncio.create_task(trainer.rollout(requests(1)[0]))
-        await until(lambda: agent.running["r0"])
-        waiting.cancel()
-        await until(lambda: "r0" not in trainer.scheduler.rollouts)
-    assert rows(path, "SELECT rollout_id FROM confirmed") == [("r0",)]
-    async with Trainer([server.address], reply, ledger=path) as trainer:
+    async with Trainer([server.address], reply, transport=transport, ledger=path) as trainer:
+        for attempt in (1, 2):  # the second time in the same process
+            waiting = asyncio.create_task(trainer.rollout(requests(1)[0]))
+            await until(lambda attempt=attempt: agent.attempts[-1:] == [("r0", attempt)])
+            waiting.cancel()
+            await until(lambda: "r0" not in trainer.scheduler.rollouts)
+    assert rows(path, "SELECT attempt, outcome FROM rollout") == [(3, None)]
+    agent.release()
+    async with Trainer([server.address], reply, transport=transport, ledger=path) as trainer:
         assert await collect(trainer.unconfirmed()) == []
+        outcome = await trainer.rollout(requests(1)[0])
+        assert (outcome.status, outcome.attempt) == (COMPLETED, 3)
+        await outcome.confirm()
+        with pytest.raises(Aborted):
+            await trainer.rollout(requests(1)[0])
+
+
+async def test_a_loop_over_groups_that_an_error_has_left_goes_on_in_the_next_process(serve, tmp_path):
+    agent, path = talker(), tmp_path / "ledger"
+    agent.gate("slow-1")
+    server, tasks = await serve(agent), [RolloutRequest(rollout_id=name, messages=[USER]) for name in ("fast", "slow")]
+
+    async def train(trainer):
+        async with aclosing(trainer.groups(tasks, group_size=2)) as groups:
+            async for group in groups:
+                yield group
+
+    async with Trainer([server.address], reply, ledger=path) as trainer:
+        with pytest.raises(ZeroDivisionError):
+            async with aclosing(train(trainer)) as groups:
+                async for group in groups:
+                    assert group.id == "fast"
+                    await until(lambda: agent.running["slow-1"])
+                    1 / 0
+    agent.release()
+    async with Trainer([server.address], reply, ledger=path) as trainer:
+        attempts = {each.rollout_id: each.attempt for group in await collect(train(trainer)) for each in group}
+    assert attempts == {"fast-0": 1, "fast-1": 1, "slow-0": 1, "slow-1": 2}
 
 
 async def test_an_agent_server_that_dials_out_is_known_by_its_journal(stack, tmp_path):

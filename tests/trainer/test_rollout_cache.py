@@ -400,7 +400,7 @@ async def test_the_chats_of_a_rollout_that_ended_without_an_outcome_are_not_kept
 
 
 async def test_a_reply_after_the_outcome_does_not_begin_the_rollout_again_in_the_ledger(tmp_path):
-    """A caller has given the rollout up, so its outcome needs no confirmation. A chat is being sampled meanwhile."""
+    """A caller has given the rollout up, so its next attempt is reserved. A chat is being sampled meanwhile."""
     asked, may = asyncio.Event(), asyncio.Event()
 
     async def policy(request):
@@ -420,6 +420,5 @@ async def test_a_reply_after_the_outcome_does_not_begin_the_rollout_again_in_the
     await asyncio.wait_for(recorded.wait(), PATIENCE)
     await ledger.close()
     with closing(sqlite3.connect(tmp_path / "ledger")) as database:
-        tables = ("rollout", "chat", "confirmed")
-        counts = [database.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in tables]
-    assert counts == [0, 0, 1]
+        assert database.execute("SELECT attempt, init, outcome FROM rollout").fetchall() == [(2, None, None)]
+        assert database.execute("SELECT count(*) FROM chat").fetchone() == (0,)

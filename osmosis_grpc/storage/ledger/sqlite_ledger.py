@@ -176,28 +176,18 @@ class SqliteLedger:
         self.writer.write([*statements, self._chat(kept)], then)
 
     def complete(
-        self,
-        outcome: RolloutOutcome,
-        data: bytes,
-        then: Then,
-        *,
-        enter: bool,
-        confirmed: bool,
-        chats: Sequence[ChatRow] = (),
+        self, outcome: RolloutOutcome, data: bytes, then: Then, *, enter: bool, chats: Sequence[ChatRow] = ()
     ) -> None:
         """Record an outcome. `data` is the outcome in wire form.
 
-        `enter` is True for the first record of an attempt. `confirmed` is True for an outcome that no caller waits
-        for. `chats` replace the recorded chats.
+        `enter` is True for the first record of an attempt. `chats` replace the recorded chats.
         """
-        rollout_id, attempt, result_id = name = outcome.rollout_id, outcome.attempt, outcome.result_id
+        rollout_id, attempt, result_id = outcome.rollout_id, outcome.attempt, outcome.result_id
         statements = self._enter(rollout_id, attempt) if enter else []
         if chats:
             statements += [(_CHATS_TO, (rollout_id, attempt)), *map(self._chat, chats)]
         end = result_id, data, self._system.time()
         statements.append((_COMPLETE, (*end, end_sum(rollout_id, attempt, *end), rollout_id, attempt)))
-        if confirmed:
-            statements += _confirm(*name, self._system.time())
         self.writer.write(statements, then)
 
     async def confirm(self, rollout_id: str, attempt: int, result_id: str) -> None:
@@ -224,8 +214,12 @@ class SqliteLedger:
         self._position += 1
         return _CHAT, with_sum(b"chat.checksum", (self._position, *kept))
 
+    def reserve(self, rollout_id: str, attempt: int, then: Then) -> None:
+        """Delete a rollout whose outcome no caller has, and record the attempt as which it runs if requested again."""
+        self.writer.write(self._enter(rollout_id, attempt), then)
+
     def drop(self, rollout_id: str, attempt: int, then: Then) -> None:
-        """Delete a rollout that ended without an outcome, and what lower attempts of it have left."""
+        """Delete a rollout that no server has, and what lower attempts of it have left."""
         if self.unconfirmed.get(rollout_id, attempt) < attempt:
             del self.unconfirmed[rollout_id]
         self.writer.write(

@@ -76,6 +76,9 @@ class AttemptCache:
         self.result_id: str | None = None
         self.ended = False
         """Whether the attempt has ended without an outcome from its server."""
+        self.reserved = False
+        """Whether the next request runs as this attempt, even if it asks for a lower one, because no caller has the
+        outcome of a lower one."""
         self.entered = False
         """Whether the ledger knows this attempt."""
         self.replaces = False

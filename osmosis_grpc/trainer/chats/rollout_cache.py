@@ -71,6 +71,8 @@ class RolloutCache:
             entry = self._rollouts[row.rollout_id] = AttemptCache(row.attempt, self._ledger)
             entry.entered, entry.result_id, entry.tools = True, row.result_id, tools_of(row)
             entry.restored = True
+            if row.init is None and row.result_id is None and not row.chats:  # what SqliteLedger.reserve() has left
+                entry.reserved = True
             entry.last_used = now if row.confirmed is None else now - max(0.0, self._time() - row.confirmed)
             learn(entry.samples, row.chats)
 
@@ -106,7 +108,7 @@ class RolloutCache:
     @property
     def open(self) -> int:
         """How many rollouts have no result. Any thread may read it."""
-        return sum(entry.result_id is None for entry in list(self._rollouts.values()))
+        return sum(entry.result_id is None and not entry.reserved for entry in list(self._rollouts.values()))
 
     def read_metrics(self, open_rollouts: int) -> dict[str, float]:
         """Return the metrics by name; see Trainer.metrics."""
@@ -156,7 +158,7 @@ class RolloutCache:
             outcome: The outcome.
             raw: The message as received.
             then: Called with the answer for the server, which is Aborted if the attempt is not the newest.
-            abandoned: Whether the outcome needs no confirmation.
+            abandoned: Whether no caller waits for the outcome. Then a later request runs as the next attempt.
             chats: If not empty, they replace the rollout's chats in the ledger.
         """
         ledger = self._ledger
@@ -166,7 +168,10 @@ class RolloutCache:
             then(error, None)
             return
         if ledger is None:
-            then(*self.complete(outcome, self.now()))
+            receipt, kept = self.complete(outcome, self.now())
+            then(receipt, kept)
+            if abandoned and kept is not None:
+                self.reserve(outcome.rollout_id, outcome.attempt + 1)
             return
         if entry.committing is not None:
             entry.committing.append(partial(self.record, outcome, raw, then, abandoned=abandoned, chats=chats))
@@ -193,13 +198,17 @@ class RolloutCache:
                     ledger.unconfirmed[outcome.rollout_id] = outcome.attempt
                 entry.close()
                 then(Receipt.RECORDED, recorded)
+                if abandoned:
+                    self.reserve(outcome.rollout_id, outcome.attempt + 1)
+                    self.entered(outcome.rollout_id, outcome.attempt + 1)
             for again in waiting:
                 again()
 
         reach("ledger.complete.before")
-        ledger.complete(
-            outcome, raw.SerializeToString(), committed, enter=not entry.entered, confirmed=abandoned, chats=chats
-        )
+        if abandoned:
+            ledger.reserve(outcome.rollout_id, outcome.attempt + 1, committed)
+        else:
+            ledger.complete(outcome, raw.SerializeToString(), committed, enter=not entry.entered, chats=chats)
 
     def rollout(self, rollout_id: str, attempt: int, now: float) -> AttemptCache:
         """Return the entry of an attempt. If it is higher than the known attempt, replace and close that one.
@@ -238,6 +247,17 @@ class RolloutCache:
         entry = self._rollouts.get(rollout_id)
         if entry is not None and entry.attempt == attempt:
             entry.entered, entry.replaces = not dropped, False
+
+    def reserve(self, rollout_id: str, attempt: int) -> None:
+        """Let the next request of a rollout run as this attempt, even if it asks for a lower one."""
+        entry = self._rollouts.get(rollout_id)
+        if entry is None or entry.attempt <= attempt:
+            self.rollout(rollout_id, attempt, self.now()).reserved = True
+
+    def reserved(self, rollout_id: str) -> int:
+        """Return the reserved attempt of a rollout; 0 if none is."""
+        entry = self._rollouts.get(rollout_id)
+        return entry.attempt if entry is not None and entry.reserved else 0
 
     def replaces(self, rollout_id: str) -> bool:
         """Return whether the ledger lacks the newest attempt, so that a lower one must stay at its server."""

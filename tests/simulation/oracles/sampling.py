@@ -4,12 +4,14 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
+from tests.simulation.faults import SLOWEST_COMMIT
 from tests.simulation.history import Record
 from tests.simulation.oracles.evidence import ChatName, Evidence, Finding, chat_name
 from tests.simulation.oracles.forgetting import asked_before, begun_anew, taken_up
 
-COMMITTED = 1.0
-"""A reply is in the ledger after so many simulated seconds, if the disk works."""
+COMMITTED = 3 * SLOWEST_COMMIT
+"""A reply is in the ledger after so many simulated seconds, if the disk works: it waits for a running commit and its
+report, and is in the next commit."""
 LONGEST_RETRY_AFTER = 1.0
 """A trainer asks for a pause of at most so many seconds before a chat is sent again."""
 LOGPROB_DIGITS = 4
@@ -20,7 +22,7 @@ def sampled_once(evidence: Evidence) -> Iterator[Finding]:
     """A chat is sampled once while its trainer lives, unless its sampling failed or was abandoned.
 
     A trainer with a ledger does not sample it again after its death either, if an agent has got the reply, or if the
-    trainer had it a second before.
+    trainer had it long enough before to commit it.
     """
     got = {record["draw"]: record.number for record in reversed(evidence.by_op["got"])}
     replied = {record["draw"]: record for record in evidence.by_op["replied"]}
