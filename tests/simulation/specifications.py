@@ -236,8 +236,7 @@ def _at_trainer(evidence: Evidence, who: str, rollout: str) -> Iterator[Call]:
     if who in evidence.forgetful:
         yield from _faults(evidence, who)
         return
-    deaths = {drop.death for drop in drops(evidence, rollout)} | set(unsent)
-    yield from (Call("drop", "", "", death) for death in sorted(death for death in deaths if death is not None))
+    yield from (Call("drop", "", "", death) for death in sorted({*drops(evidence, rollout), *unsent}))
     yield from (Call("forget", "", "", start) for start in expiries(evidence, rollout))
 
 

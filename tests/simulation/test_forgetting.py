@@ -30,8 +30,6 @@ def earlier_process(*more: tuple[float, str, str, dict]) -> Change:
 GIVEN_UP = (-17.0, "trainer-1", "given up", {})
 HIGHER = (-16.9, "trainer-1", "called", {"call": 12, "method": "Init", "to": "server-1", "argument": "", "attempt": 2})
 CANCELLED = (-17.0, "trainer-1", "asks to cancel", {})
-COMMIT = (-16.01, "disk of trainer-1", "commit", {"store": "ledger", "size": 1})
-KILLED = (-16.005, "trainer-1", "crash", {"where": "any time"})
 DROPPED = (-16.5, "trainer-1", "crash", {"where": "after a COMMIT, before the event loop knows it of its ledger"})
 
 
@@ -169,17 +167,10 @@ def cancelled_twice(argument) -> Change:
 
 
 EXCUSED: dict[str, list[Change]] = {
-    "a second call joins a rollout that is given up": [LEFT, ENDS_HERE],
     "the trainer has forgotten the first result": [delivered_by_two, jump(2.65, 7200.0), start(2.7)],
-    "a server goes on with what its trainer lost and dropped": [earlier_process(RUNS_AGAIN, GIVEN_UP), *STILL_THERE],
-    "the same on another server": [other_server(GIVEN_UP), CONFLICT],
     "a full ledger does not know that the Init was answered": [OTHER_EVENT, FULL_LEDGER],
     "a server forgets an Init that it has not answered": [UNANSWERED],
     "the answer to a cancel may be that to its repetition": [cancelled_twice(("repeats", 5))],
-    "it was given up, and begins anew": [earlier_process(GIVEN_UP)],
-    "the Init of a higher attempt is sent when it is given up": [earlier_process(GIVEN_UP, HIGHER)],
-    "the application does not know that its cancel has dropped it": [earlier_process(CANCELLED, DROPPED)],
-    "the same by a crash right after the commit": [earlier_process(CANCELLED, COMMIT, KILLED)],
     "what was confirmed is too old": [jump(2.65, 7200.0), start(2.7), recorded_again(2.8)],
     "an attempt without a result was not stored": [second_attempt, KNOWN],
     "a trainer without a ledger had superseded it": [
@@ -200,19 +191,14 @@ EXCUSED: dict[str, list[Change]] = {
 
 NOT_EXCUSED: dict[str, tuple[str, list[Change]]] = {
     "cancelled, and no call was given up": ("fair end", [ENDS_HERE]),
-    "cancelled, and a call was given up in an earlier process": (
-        "fair end",
-        [LEFT, crash("trainer-1", 1.62), ENDS_HERE],
-    ),
+    "a second call gets the end of a rollout that is given up": ("fair end", [LEFT, ENDS_HERE]),
     "two servers deliver, and the first result is young": ("delivered once", [delivered_by_two, start(2.7)]),
-    "a server goes on, and its trainer never lost it": ("one reply", [earlier_process(GIVEN_UP), *STILL_THERE]),
-    "a server goes on, and no caller gave it up": ("one reply", [earlier_process(RUNS_AGAIN), *STILL_THERE]),
-    "two servers run what no caller has given up": ("one run", [other_server()]),
-    "two servers have it, and no caller has given it up": ("delivered", [other_server(), CONFLICT]),
-    "two servers have it, and it was given up before": (
-        "one run",
-        [other_server(), plus((-19.9, "trainer-1", "given up", {}))],
+    "a server goes on with what its trainer lost and dropped": (
+        "one reply",
+        [earlier_process(RUNS_AGAIN, GIVEN_UP), *STILL_THERE],
     ),
+    "two servers run what was given up": ("one run", [other_server(GIVEN_UP)]),
+    "two servers have the results of one attempt": ("delivered", [other_server(GIVEN_UP), CONFLICT]),
     "an event changes, and the ledger works": ("events without gaps", [OTHER_EVENT]),
     "an event changes, and the trainer lives": (
         "events without gaps",
@@ -221,16 +207,9 @@ NOT_EXCUSED: dict[str, tuple[str, list[Change]]] = {
     "a server forgets an Init that it has answered": ("one run", [UNANSWERED, ANSWERED]),
     "a server that has not answered an Init runs on": ("one run", [UNANSWERED, without("forget")]),
     "two cancels, and the second repeats nothing": ("linearizable", [cancelled_twice("")]),
-    "no caller has given it up": ("sampled once", [earlier_process()]),
-    "a higher attempt is sent, and no caller has given it up": ("no late sampling", [earlier_process(HIGHER)]),
-    "it was given up after its end": ("sampled once", [earlier_process(), plus((1.45, "trainer-1", "given up", {}))]),
-    "its server still had it": ("one reply", [earlier_process(GIVEN_UP), found]),
-    "a cancel, and a crash at another time": ("one reply", [earlier_process(CANCELLED)]),
-    "a cancel, a commit, and a crash long after it": (
-        "sampled once",
-        [earlier_process(CANCELLED, (-16.5, *COMMIT[1:]), KILLED)],
-    ),
-    "a crash after a commit, without a cancel": ("sampled once", [earlier_process(DROPPED)]),
+    "it was given up, and begins anew as the same attempt": ("sampled once", [earlier_process(GIVEN_UP)]),
+    "the same after a higher attempt": ("no late sampling", [earlier_process(GIVEN_UP, HIGHER)]),
+    "its cancel has dropped it, and it begins anew": ("sampled once", [earlier_process(CANCELLED, DROPPED)]),
     "given up, and sampled again by the same process": (
         "sampled once",
         [plus((1.61, "trainer-1", "given up", {})), sampling(1.65, "d2")],

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from tests.simulation.history import Record
 from tests.simulation.operations import OPERATIONS
 from tests.simulation.oracles.evidence import DEATHS, Evidence, Finding
-from tests.simulation.oracles.forgetting import begun_anew, expiries
+from tests.simulation.oracles.forgetting import expiries
 
 STOPPING = 10.0
 """A superseded attempt gets no further reply after so many simulated seconds."""
@@ -55,28 +55,21 @@ def one_run(evidence: Evidence) -> Iterator[Finding]:
     A server that starts again goes on with what it began before.
     """
     running: dict[tuple[str, int], Record] = {}
-    begun: dict[tuple[str, str, int], int] = {}
-    """The first run of an attempt on a server since the server lost its disk, by number."""
     ended: dict[tuple[str, int], Record] = {}
     for record in evidence.records:
         key = record.rollout, record.attempt
         if record.op == "run":
             before = running.get(key) or ended.get(key)
             running[key] = record
-            own = begun.setdefault((record.who, *key), record.number)
-            if evidence.lost_its_disk(record.who, own, record.number):
-                own = begun[record.who, *key] = record.number
             if before is None or evidence.was_forgotten(record.rollout, record.number):
                 continue
             elsewhere = before.who != record.who
             if not elsewhere and evidence.died_between(before.who, before.number, record.number):
                 continue
-            first, second = sorted((begun[before.who, *key], own)) if elsewhere else (before.number, record.number)
             if elsewhere and _refused(evidence, before, record):
                 continue
-            if not begun_anew(evidence, record.rollout, first, second):
-                what = "two servers run one attempt" if elsewhere else "one process runs an attempt twice"
-                yield Finding("one run", record.rollout, what, (before, record))
+            what = "two servers run one attempt" if elsewhere else "one process runs an attempt twice"
+            yield Finding("one run", record.rollout, what, (before, record))
         elif record.op in OVER and key in running:
             ended[key] = running.pop(key)
 
@@ -125,9 +118,7 @@ def events_without_gaps(evidence: Evidence) -> Iterator[Finding]:
             same = kinds.setdefault((record.rollout, record.attempt, record["number"]), record)
             forgot = any(evidence.forgot_between(who, same.number, record.number) for who in evidence.settings)
             forgot = forgot or _sent_unchanged(evidence, same, record)
-            if same["kind"] == record["kind"] or forgot:
-                continue
-            if not begun_anew(evidence, record.rollout, same.number, record.number):
+            if same["kind"] != record["kind"] and not forgot:
                 yield Finding("events without gaps", record.rollout, "an event has changed", (same, record))
     for record in evidence.by_op["in journal"]:
         first, newest, count = record["events"]

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from tests.simulation.history import Record
 from tests.simulation.oracles.evidence import Evidence, Finding
-from tests.simulation.oracles.forgetting import begun_after_its_result, begun_anew_elsewhere, expiries
+from tests.simulation.oracles.forgetting import begun_after_its_result, expiries
 
 
 def nothing_lost(evidence: Evidence) -> Iterator[Finding]:
@@ -113,10 +113,6 @@ def _unexplained(evidence: Evidence, record: Record) -> str:
         cancels = [o for o in evidence.by_op["called"] if o["method"] == "Cancel" and o.rollout in ("", rollout)]
         # An application also cancels by prefix: the cancel of r3 can meet r30.
         asked = [o for o in evidence.by_op["asks to cancel"] if rollout.startswith(o.rollout)]
-        # A call that stops waiting has cancelled it. A second call gets the same end until the process dies.
-        left = [o for o in evidence.ops_of(rollout, "given up") if o.number < record.number]
-        if left and not evidence.died_between(record.who, left[-1].number, record.number):
-            return ""
         if cancels or asked or (record["reason"] == "superseded" and _superseded_before(evidence, record)):
             return ""
         return "it is CANCELLED, and no caller has cancelled it"
@@ -202,8 +198,7 @@ def delivered(evidence: Evidence) -> Iterator[Finding]:
         foreign = not evidence.ops_of(record.rollout, "submitted")
         if "CONFLICT" not in receipts or (foreign and evidence.any_fault("forget", who=record.who)):
             continue
-        again = begun_anew_elsewhere(evidence, record.rollout, record.attempt, record.who)
-        if not again and not begun_after_its_result(evidence, record.rollout, record.attempt, record.who):
+        if not begun_after_its_result(evidence, record.rollout, record.attempt, record.who):
             yield Finding("delivered", record.rollout, "the trainer has another result of this attempt", (record,))
 
 

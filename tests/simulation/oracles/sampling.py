@@ -7,7 +7,6 @@ from itertools import pairwise
 from tests.simulation.faults import SLOWEST_COMMIT
 from tests.simulation.history import Record
 from tests.simulation.oracles.evidence import ChatName, Evidence, Finding, chat_name
-from tests.simulation.oracles.forgetting import asked_before, begun_anew, taken_up
 
 COMMITTED = 3 * SLOWEST_COMMIT
 """A reply is in the ledger after so many simulated seconds, if the disk works: it waits for a running commit and its
@@ -42,13 +41,11 @@ def sampled_once(evidence: Evidence) -> Iterator[Finding]:
             soon = reply is not None and evidence.seconds_to_death(who, reply) < COMMITTED
             if died and soon and not arrived:
                 continue
-            if not died or not begun_anew(evidence, name[0], first.number, second.number):
-                yield Finding("sampled once", name[0], f"{who} samples a chat twice", (first, second))
+            yield Finding("sampled once", name[0], f"{who} samples a chat twice", (first, second))
 
 
 def one_reply(evidence: Evidence) -> Iterator[Finding]:
     """The agents of an attempt get one reply to a chat, however often they run, and one that was sampled for it."""
-    starts = {record["run"]: record.number for record in evidence.by_op["run"]}
     draws = {(chat_name(record), record["draw"]): record for record in evidence.by_op["replied"]}
     first: dict[ChatName, Record] = {}
     for record in evidence.by_op["got"]:
@@ -56,10 +53,7 @@ def one_reply(evidence: Evidence) -> Iterator[Finding]:
         before = first.setdefault(name, record)
         if before["draw"] != record["draw"]:
             first[name] = record
-            forgot = evidence.was_forgotten(record.rollout, record.number)
-            forgot = forgot or taken_up(evidence, record.rollout, before.number, record.number)
-            runs = sorted(starts.get(one["run"], one.number) for one in (before, record))
-            if not forgot and not begun_anew(evidence, record.rollout, *runs):
+            if not evidence.was_forgotten(record.rollout, record.number):
                 yield Finding("one reply", record.rollout, "a chat has two replies", (before, record))
         reply = draws.get((name, record["draw"]))
         if reply is None or reply.number > record.number:
@@ -117,8 +111,6 @@ def no_late_sampling(evidence: Evidence) -> Iterator[Finding]:
                 ended[key] = record
         elif record.op == "sampled" and (over := ended.get(key)) is not None:
             if evidence.forgot_between(record.who, over.number, record.number):
-                continue
-            if begun_anew(evidence, record.rollout, asked_before(evidence, over), record.number):
                 continue
             higher, same = over.attempt > record.attempt, over.attempt == record.attempt
             if higher or (same and over.op == "applied"):
