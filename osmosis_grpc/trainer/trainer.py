@@ -53,8 +53,8 @@ class Trainer(TrainerLifecycle):
         """Run a rollout and wait for its outcome.
 
         If a rollout with the same id is unfinished, wait for that one. If the ledger has an unconfirmed outcome of the
-        rollout, return that outcome. If you cancel the last waiting call, the rollout is cancelled. If no caller got the
-        outcome of an attempt that a server may have run, the request runs as the next attempt.
+        rollout, return that outcome. If you cancel the last waiting call, the rollout is cancelled. If no caller got
+        the outcome of an attempt that a server may have run, the request runs as the next attempt.
 
         Args:
             request: The request. You can also pass its fields by name.

@@ -102,6 +102,14 @@ def _(original: Any) -> Any:
     return nothing(original)
 
 
+@without("reserved attempts", SqliteLedger, "reserve", "what no caller got begins anew as an old attempt")
+def _(original: Any) -> Any:
+    def reserve(self: Any, rollout_id: str, attempt: int, then: Any) -> None:
+        self.drop(rollout_id, attempt - 1, then)
+
+    return reserve
+
+
 @without("forgetful servers", AttachedServer, "_on_unknown_rollouts", "a rollout that its server forgot never ends")
 def _(original: Any) -> Any:
     return nothing(original)
