@@ -42,7 +42,7 @@ async def kept_ledger(path: Path) -> None:
             chat = ChatRow(name, 1, "main", number, number - 1, "", text, text)
             ledger.chat(chat, lambda value, error: None, enter=False)
         outcome = RolloutOutcome(rollout_id=name, status=OutcomeStatus.COMPLETED, result_id=f"result of {name}")
-        ledger.complete(outcome, b"as it came", lambda value, error: None, enter=False, confirmed=False)
+        ledger.complete(outcome, b"as it came", lambda value, error: None, enter=False)
     await ledger.close()
 
 
