@@ -91,6 +91,8 @@ class Attachment:
         self.tenant = Tenant(away_since=engine.context.system.time())
         self.address, self.version, self.since = "", "", 0.0
         """The trainer's address and version on its newest stream, and when it began, in Unix seconds."""
+        self.stream_number = 0
+        """The number in the trainer's hello on its newest stream; 0 if it is unknown."""
         self.dropped = 0
         """The number of chat replies that were dropped because they were late."""
         self._engine = engine
@@ -152,6 +154,10 @@ class Attachment:
     def attached(self) -> bool:
         """Whether the trainer has a stream now."""
         return self._stream is not None
+
+    def has_newer_stream_than(self, stream_number: int) -> bool:
+        """Return whether the trainer opened its present stream after the one with this number, whose hello is late."""
+        return self._stream is not None and 0 < stream_number < self.stream_number
 
     @property
     def traffic(self) -> tuple[int, int]:
@@ -222,7 +228,7 @@ class Attachment:
             replaced = "a newer stream with the same attachment id has replaced this stream"
             self._stream.end(Aborted(replaced, reason="ATTACHMENT_REPLACED"))
             self.leave(self._stream)
-        self._stream = stream
+        self._stream, self.stream_number = stream, hello.stream_number
         self._delta = wants_delta(hello.history, "hello.history", default=True)
         had_blobs = BLOBS in self._features
         self._features = features_from_wire(hello.features)

@@ -18,7 +18,7 @@ from osmosis_grpc.network.frame_stream import Duplex, FrameStream
 from osmosis_grpc.network.network import GRPC, Network
 from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import attach_pb2 as pb
 from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import services_pb2
-from osmosis_grpc.protocol.errors import CallError, ResourceExhausted, Unauthenticated
+from osmosis_grpc.protocol.errors import Aborted, CallError, ResourceExhausted, Unauthenticated
 from osmosis_grpc.protocol.types.outcome import clip, describe
 from osmosis_grpc.protocol.types.server_info import ServerLimits, Worker
 from osmosis_grpc.protocol.wire.attach import check_trainer_hello, server_frame
@@ -156,6 +156,10 @@ class Attachments:
         attachment = self._attachments.get(hello.attachment_id)
         if attachment is not None and attachment.owner != owner:
             raise Unauthenticated("the attachment belongs to another credential")
+        # This hello is late: the trainer has given the stream up, or was killed and has started again. If this stream
+        # replaced the newer one, the newer one would get ABORTED, and the trainer would never attach again.
+        if attachment is not None and attachment.has_newer_stream_than(hello.stream_number):
+            raise Aborted("a newer stream with the same attachment id is attached", reason="ATTACHMENT_REPLACED")
         if attachment is None:
             if not self._held.available(owner):
                 raise ResourceExhausted(

@@ -1,6 +1,9 @@
 """An attachment as a raw trainer sees it: breaks, streams that take over, what is sent again."""
 
 import asyncio
+from contextlib import asynccontextmanager
+
+import pytest
 
 from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import outcome_pb2
 from osmosis_grpc.server import attachment as server_attachment
@@ -67,3 +70,43 @@ async def test_a_silent_chat_is_asked_again_on_the_same_stream(serve, monkeypatc
         outcome = await trainer.outcome()
         assert await trainer.outcome() == outcome
         await trainer.send(recorded(outcome))
+
+
+@asynccontextmanager
+async def two_streams(server, first, second):
+    """A trainer with a stream, and a second stream of the same attachment; each has this stream number."""
+    async with RawTrainer(server.address) as trainer, RawTrainer(server.address) as other:
+        other.attachment_id = trainer.attachment_id
+        await trainer.attach(stream_number=first)
+        await trainer.start("r")
+        await trainer.chat()
+        await other.open().send(other.hello(stream_number=second))
+        yield trainer, other
+
+
+async def test_a_stream_that_was_opened_earlier_and_arrives_late_leaves_the_newer_one(serve):
+    async with two_streams(await serve(Talk()), 5 << 32, (4 << 32) + 7) as (trainer, late):
+        assert await late.stream.ended() == "ABORTED"
+        assert late.stream.count("hello") == 0
+        await trainer.barrier()
+        await trainer.answer(trainer.stream.all("chat")[0])
+        assert (await trainer.finish()).status == COMPLETED
+        assert trainer.stream.over is None
+
+
+@pytest.mark.parametrize(("first", "second"), [(5, 6), (5, 5), (5, 0), (0, 5), (0, 0)])
+async def test_a_stream_that_is_newer_or_has_no_number_replaces_the_other(serve, first, second):
+    async with two_streams(await serve(Talk()), first, second) as (trainer, newer):
+        assert await trainer.stream.ended() == "ABORTED"
+        assert (await newer.finish()).status == COMPLETED
+
+
+async def test_a_lower_number_is_no_obstacle_once_the_newer_stream_has_ended(serve):
+    server = await serve(Talk())
+    async with RawTrainer(server.address) as trainer:
+        await trainer.attach(stream_number=5)
+        await trainer.start("r")
+        await trainer.chat()
+        await trainer.stream.cut()
+        await trainer.attach(stream_number=4)
+        assert (await trainer.finish()).status == COMPLETED

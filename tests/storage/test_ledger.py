@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import sqlite3
 from contextlib import closing
 
@@ -13,6 +14,7 @@ from osmosis_grpc.protocol.types import OutcomeStatus, RolloutOutcome
 from osmosis_grpc.storage.ledger import SqliteLedger
 from osmosis_grpc.storage.ledger.rows import LEDGER
 from osmosis_grpc.storage.ledger.writer import COMMIT
+from osmosis_grpc.supervise import Supervisor, System
 from tests.processes import run
 
 
@@ -125,6 +127,43 @@ async def test_the_drop_of_an_attempt_takes_the_unconfirmed_outcome_of_a_lower_o
     again = await SqliteLedger.open(tmp_path / "ledger", 60.0)
     assert [row.rollout_id for row in again.take_restored()] == ["r2"]
     await again.close()
+
+
+class Clock(System):
+    """A wall clock that a test sets."""
+
+    now = 0.0
+
+    def __init__(self):
+        self.time = lambda: self.now
+
+
+async def number_of_process(path, clock):
+    ledger = await SqliteLedger.open(path, 60.0, Supervisor("test", system=clock))
+    await ledger.close()
+    return ledger.process_number
+
+
+async def test_each_process_has_a_higher_number_whatever_the_clock_says(tmp_path):
+    clock, numbers = Clock(), []
+    for clock.now in (1000.0, 1000.5, 3.0, 2000.0, 1e12, 1e12, 2001.0):
+        numbers.append(await number_of_process(tmp_path / "ledger", clock))
+    assert numbers == sorted(set(numbers))
+    assert max(numbers) < 2**32
+
+
+async def test_the_number_rises_although_its_row_is_damaged_or_the_ledger_is_an_old_copy(tmp_path):
+    clock, path, old = Clock(), tmp_path / "ledger", tmp_path / "old"
+    for clock.now in (1000.0, 1000.0):
+        first = await number_of_process(path, clock)
+        shutil.copy(path, old)
+    for clock.now in (1000.0, 1000.0, 1000.0):
+        newest = await number_of_process(path, clock)
+    clock.now = 2000.0
+    assert first < newest < await number_of_process(old, clock)
+    with closing(sqlite3.connect(path)) as connection, connection:
+        assert connection.execute("UPDATE attachment SET journal_id = '7'").rowcount == 1
+    assert newest < await number_of_process(path, clock)
 
 
 @pytest.mark.slow

@@ -206,7 +206,7 @@ async def test_without_delta_every_chat_has_its_whole_history(serve, attach_to):
     outcome = await within(trainer.rollout(rollout_id="r", messages=[USER], metadata={"turns": 3}))
     assert outcome.samples["main"].trainable
     (link,) = trainer.scheduler.servers
-    (hello,) = (frame.hello for frame in services_pb2.AttachRequest.FromString(link.greeting(1)).frames)
+    (hello,) = (frame.hello for frame in services_pb2.AttachRequest.FromString(link.greeting(1, 1)).frames)
     assert hello.history == rollout_pb2.HISTORY_FORM_FULL
 
 

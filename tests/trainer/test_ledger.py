@@ -178,7 +178,7 @@ async def test_a_server_that_has_forgotten_starts_them_with_a_higher_attempt(ser
     with closing(sqlite3.connect(left)) as connection, connection:
         port = (other := await serve(agent)).address
         connection.execute("UPDATE rollout SET server_key = ?", (f"target {port}",))
-        connection.execute("UPDATE attachment SET server_key = ?", (f"target {port}",))
+        connection.execute("UPDATE attachment SET server_key = ? WHERE attachment_id != ''", (f"target {port}",))
         for name in ("rollout", "attachment"):
             signed(connection, LEDGER, name)
     agent.release()

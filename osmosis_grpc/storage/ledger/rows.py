@@ -20,6 +20,10 @@ log = logging.getLogger(__name__)
 
 NOTE = "note "
 """The beginning of the server_key of a row that is no attachment, but a note of the application."""
+PROCESS = f"{NOTE}osmosis_grpc.process"
+"""The server_key of the note that has the number of the newest process that opened the ledger."""
+LATEST = 2**32 - 2**20
+"""A wall clock beyond this second is wrong, or the year is 2105. So numbers of processes stay below 2**32."""
 Then = Callable[[Any, LedgerError | None], None]
 """A function that is called on the event loop with the value that was read, or with the error."""
 
@@ -122,6 +126,8 @@ class Found:
     """Attachment id and journal id, by server_key."""
     last_position: int
     """The position of the newest chat."""
+    process_number: int
+    """Rises with each process that opens the ledger. Below 2**32."""
 
 
 def end_sum(rollout_id: str, attempt: int, result_id: str, outcome: bytes, ended: float) -> int:
@@ -159,6 +165,7 @@ def restore(connection: sqlite3.Connection, path: Path, ttl: float, now: float) 
     )
     running = _running(connection, path, now)
     ended = _ended(connection, now)
+    process_number = _next_process(connection, now)
     connection.execute("COMMIT")
     done = connection.execute("SELECT rollout_id, attempt, result_id, time FROM confirmed")
     confirmed = [LedgerRollout(name, n, result_id=result, confirmed=at) for name, n, result, at in done]
@@ -169,7 +176,7 @@ def restore(connection: sqlite3.Connection, path: Path, ttl: float, now: float) 
         )
     }
     (last,) = connection.execute("SELECT max(position) FROM chat").fetchone()
-    return Found([*confirmed, *running, *ended], attachments, last or 0)
+    return Found([*confirmed, *running, *ended], attachments, last or 0, process_number)
 
 
 def _mend(connection: sqlite3.Connection, path: Path, now: float) -> None:
@@ -185,6 +192,19 @@ def _mend(connection: sqlite3.Connection, path: Path, now: float) -> None:
         name = str(rollout_id), attempt if isinstance(attempt, int) else 1, str(result_id)
         values = with_sum(b"confirmed.checksum", (*name, now))
         connection.execute("INSERT OR IGNORE INTO confirmed VALUES (?, ?, ?, ?, ?)", values)
+
+
+def _next_process(connection: sqlite3.Connection, now: float) -> int:
+    """Record and return the number of this process, which is higher than those of all earlier processes.
+
+    It is the time in Unix seconds, unless an earlier process has this number or a higher one. So it also rises if the
+    row was damaged, or if the ledger is a backup that lacks the newest processes; then only the clock must be right.
+    """
+    kept = connection.execute("SELECT journal_id FROM attachment WHERE server_key = ?", (PROCESS,)).fetchone()
+    number = max(int(kept[0]) + 1 if kept else 1, min(int(now), LATEST))
+    row = with_sum(b"attachment.checksum", (PROCESS, "", str(number), now))
+    connection.execute("INSERT OR REPLACE INTO attachment VALUES (?, ?, ?, ?, ?)", row)
+    return number
 
 
 def _running(connection: sqlite3.Connection, path: Path, now: float) -> list[LedgerRollout]:

@@ -80,6 +80,8 @@ class SqliteLedger:
         self._rollouts, self._attachments = found.rollouts, found.attachments
         self._position = found.last_position
         """The position of the newest chat."""
+        self.process_number = found.process_number
+        """Rises with each process that opens the ledger. Below 2**32."""
         self.unconfirmed = {r.rollout_id: r.attempt for r in self._rollouts if r.result_id and r.confirmed is None}
         """The attempt of each rollout whose outcome is not confirmed, by rollout id. The oldest outcome is first."""
         self._system = supervisor.system

@@ -223,6 +223,10 @@ def _endless(_limit: int) -> int:
     return 10**9
 
 
+def _never(_original: Any) -> Any:
+    return lambda self, number: False
+
+
 def _deaf(original: Any) -> Any:
     return lambda self, interval, timeout, now: original(self, interval, 3600.0, now)
 
@@ -286,6 +290,9 @@ SERVER = {
     "json-as-text": Fault("json-is-compared-by-value", replaced("protocol.types.jsontext:_encode_sorted", _unsorted)),
     "drift-is-ignored": Fault("segment-drifts", replaced("protocol.types.segment_builder:_common", _length_only)),
     "too-many-frames": Fault("too-many-frames", replaced("protocol.stream.stream_machine:MAX_FRAMES", _endless)),
+    "takes-a-late-stream": Fault(
+        "late-stream-replaces-nothing", replaced("server.attachment:Attachment.has_newer_stream_than", _never)
+    ),
 }
 """Faults of the server, by name."""
 TRAINER = {

@@ -1,9 +1,10 @@
 """The attach transport: the trainer opens streams to its servers, and other servers can open streams to the trainer."""
 
 import asyncio
+import itertools
 import logging
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property, partial
 from typing import Any
 
 import grpc
@@ -50,6 +51,16 @@ class AttachTransport(Transport[AttachedServer], services_pb2_grpc.TrainerServic
 
     _server: grpc.aio.Server | None = None
     _asking: "asyncio.Task[None] | None" = None
+
+    @cached_property
+    def _stream_numbers(self) -> Iterator[int]:
+        """The numbers of the streams, in the order in which they are opened: the process in the ledger, and a count.
+
+        A hello can be so late that it arrives after that of a later stream, even of a later process. By the number the
+        server knows which stream is newer. Without a ledger, each process has attachments of its own.
+        """
+        ledger = self._scheduler.ledger
+        return itertools.count((ledger.process_number << 32 if ledger is not None else 0) + 1)
 
     def listen(self) -> None:
         if not self.address:
@@ -110,7 +121,7 @@ class AttachTransport(Transport[AttachedServer], services_pb2_grpc.TrainerServic
         server = known or self._made(peer, f"{JOURNAL}{hello.journal_id}" if hello.journal_id else "")
         server.name, server.credential = peer, credential
         granted = servers.share(server)
-        stream.send(server.greeting(granted))
+        stream.send(server.greeting(granted, next(self._stream_numbers)))
         error = await self._live(server, stream, hello, granted)
         if error is not None:
             raise error
@@ -121,7 +132,7 @@ class AttachTransport(Transport[AttachedServer], services_pb2_grpc.TrainerServic
         async with DialledStream(link.name, ATTACH, answers, credentials, calls, self._network) as call:
             stream = FrameStream(call, _HEARTBEAT, waits=True)
             granted = self._scheduler.servers.share(link)
-            await stream.greet(link.greeting(granted))
+            await stream.greet(link.greeting(granted, next(self._stream_numbers)))
             hello = await stream.hello(opener=False)
             on_answer()
             self._name_workers(server, _other_workers(server.target.address, hello))

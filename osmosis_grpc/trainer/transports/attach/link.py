@@ -84,8 +84,8 @@ class AttachedServer(AgentServerLink):
     def idle(self) -> bool:
         return super().idle and not (self.cancels or self.annotations or self.subscriptions)
 
-    def greeting(self, granted: int) -> bytes:
-        """Return the trainer's hello, which allows the server `granted` open chats."""
+    def greeting(self, granted: int, stream_number: int) -> bytes:
+        """Return the trainer's hello on a stream with this number, which allows the server `granted` open chats."""
         return trainer_frame(
             "hello",
             pb.TrainerHello(
@@ -98,6 +98,7 @@ class AttachedServer(AgentServerLink):
                 max_open_chats=granted,
                 history=rollout_pb2.HISTORY_FORM_DELTA if self._delta else rollout_pb2.HISTORY_FORM_FULL,
                 features=FEATURES,
+                stream_number=stream_number,
             ),
         )
 

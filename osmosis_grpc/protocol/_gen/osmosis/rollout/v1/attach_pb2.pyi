@@ -309,12 +309,13 @@ class TrainerHello(google.protobuf.message.Message):
     MAX_OPEN_CHATS_FIELD_NUMBER: builtins.int
     HISTORY_FIELD_NUMBER: builtins.int
     FEATURES_FIELD_NUMBER: builtins.int
+    STREAM_NUMBER_FIELD_NUMBER: builtins.int
     attachment_id: builtins.str
     """The id of the attachment, made by the trainer and hard to guess: 16 to
     256 characters without control characters. It is the same for all streams
     of the attachment. A second stream with the same id replaces the first,
-    which ends with ABORTED. With another credential the second stream is
-    refused and the first stays.
+    which ends with ABORTED; stream_number has an exception. With another
+    credential the second stream is refused and the first stays.
     """
     process_id: builtins.str
     """A unique id that the process makes at its start."""
@@ -336,6 +337,13 @@ class TrainerHello(google.protobuf.message.Message):
     """The number of chats that may be open. Unset means 1,024. 0 pauses."""
     history: osmosis_grpc.protocol._gen.osmosis.rollout.v1.rollout_pb2.HistoryForm.ValueType
     """The form in which the trainer wants histories. Unspecified means delta."""
+    stream_number: builtins.int
+    """Rises with each stream of the attachment, also after a restart of the
+    trainer. If the attached stream has a higher number than this one, this
+    one was delayed on its way: it ends with ABORTED, and the attached stream
+    stays. 0 means unknown: then the stream that arrives last replaces the
+    other.
+    """
     @property
     def features(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """The features that the trainer has; services.proto lists them."""
@@ -352,9 +360,10 @@ class TrainerHello(google.protobuf.message.Message):
         max_open_chats: builtins.int | None = ...,
         history: osmosis_grpc.protocol._gen.osmosis.rollout.v1.rollout_pb2.HistoryForm.ValueType = ...,
         features: collections.abc.Iterable[builtins.str] | None = ...,
+        stream_number: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_max_open_chats", b"_max_open_chats", "max_open_chats", b"max_open_chats"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_max_open_chats", b"_max_open_chats", "attachment_id", b"attachment_id", "features", b"features", "history", b"history", "journal_id", b"journal_id", "max_open_chats", b"max_open_chats", "process_id", b"process_id", "protocol_max", b"protocol_max", "protocol_min", b"protocol_min", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_max_open_chats", b"_max_open_chats", "attachment_id", b"attachment_id", "features", b"features", "history", b"history", "journal_id", b"journal_id", "max_open_chats", b"max_open_chats", "process_id", b"process_id", "protocol_max", b"protocol_max", "protocol_min", b"protocol_min", "stream_number", b"stream_number", "version", b"version"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_max_open_chats", b"_max_open_chats"]) -> typing.Literal["max_open_chats"] | None: ...
 
 global___TrainerHello = TrainerHello
