@@ -6,7 +6,8 @@ import logging
 import os
 import time
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager, closing, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
@@ -38,6 +39,8 @@ log = logging.getLogger(__name__)
 
 MEASURE_EVERY = 0.25
 """Seconds between two measurements of the folder while a program runs. A slow measurement makes it longer."""
+CLEANING = 10.0
+"""After a program was killed because the folder was full, the next one may take so many seconds to delete files."""
 SIGNAL = 128
 TIMED_OUT = 137
 """The exit code of a program that the sandbox has killed."""
@@ -89,6 +92,8 @@ class LocalSandbox:
         self._space: Workspace | None = None
         self._files: Files | None = None
         self._running = 0
+        self._was_full = False
+        """Whether the last program was killed because the folder was full."""
         self._changes = asyncio.Lock()
         """Held while the folder is copied or replaced, and while a program begins or a file changes."""
 
@@ -160,6 +165,7 @@ class LocalSandbox:
                 )
                 await stdout.rest()
                 await stderr.rest()
+            self._was_full = end.given_up
             return RunResult(
                 exit_code=SIGNAL - end.exit_code if end.exit_code < 0 else end.exit_code,
                 stdout=stdout.data(),
@@ -272,14 +278,23 @@ class LocalSandbox:
         return {**own, **self._variables, **more}
 
     async def _until_full(self, space: Workspace) -> None:
-        measurement = Measurement((space.work, space.temporary), self._limits)
-        pause = MEASURE_EVERY
-        while True:
-            await asyncio.sleep(pause)
-            began = time.monotonic()
-            if await _threads.run(measurement.is_full):
+        folders, limits = (space.work, space.temporary), self._limits
+        if self._was_full:  # otherwise no program could delete files in time
+            twice = replace(limits, folder_bytes=2 * limits.folder_bytes, folder_files=2 * limits.folder_files)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(_until_over(Measurement(folders, twice)), CLEANING)
                 return
-            pause = max(MEASURE_EVERY, 4 * (time.monotonic() - began))
+        await _until_over(Measurement(folders, limits))
+
+
+async def _until_over(measurement: Measurement) -> None:
+    pause = MEASURE_EVERY
+    while True:
+        await asyncio.sleep(pause)
+        began = time.monotonic()
+        if await _threads.run(measurement.is_full):
+            return
+        pause = max(MEASURE_EVERY, 4 * (time.monotonic() - began))
 
 
 class LocalSnapshot:

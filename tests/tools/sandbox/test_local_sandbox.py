@@ -104,7 +104,10 @@ async def test_a_program_that_fills_the_disk_is_killed(method, fill):
     async with LocalSandbox(method=method, limits=LIMITS) as small:
         ended = await small.run(f"for i in $(seq 9); do {fill}; done; sleep 600", seconds=60)
         assert (ended.exit_code, ended.disk_full, ended.timed_out) == (137, True, False)
-        assert (await small.run("rm -f *; echo again")).stdout == b"again\n"
+        assert (await small.run("sleep 1; rm -f *; echo again")).stdout == b"again\n", "a full folder can be emptied"
+        assert (await small.run(f"for i in $(seq 9); do {fill}; done; sleep 600", seconds=60)).disk_full
+        refill = f"for i in $(seq 50 90); do {fill}; done; sleep 600"
+        assert (await small.run(refill, seconds=60)).disk_full, "it cannot be filled further"
 
 
 async def test_a_saved_folder_is_restored_in_another_sandbox(box, tmp_path):
