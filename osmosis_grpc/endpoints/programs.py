@@ -1,7 +1,7 @@
 """Programs that run as agents: how to start them, and with which files and variables. A preset is a TOML file:
 
-    command = ["claude", "-p", "$prompt"]     # the words of the command
-    install = "npm install -g ..."            # shown if the program is missing
+    command = ["claude", "-p", "$prompt"]     # the words of the command; a preset's have $prompt
+    install = "npm install -g ..."            # shown if the program is missing; each preset has it
     [environment]                             # its variables
     ANTHROPIC_MODEL = "$model"
     [files]                                   # files below $home or $work that exist before it starts

@@ -63,7 +63,8 @@ class Option:
     """
     help: str
     value: Any = None
-    """The default. Without one, a switch is off and a list is empty."""
+    """The default. Without one, a switch is off and a list is empty. A text may not be empty: without a default it is
+    `str | None`."""
     commands: tuple[str, ...] = ("serve",)
     bounds: tuple[float, float] | None = None
     """The smallest and the largest allowed value."""
@@ -87,6 +88,8 @@ class Option:
         kinds = [kind for kind in get_args(hint) or (hint,) if kind is not type(None)]
         self.part, self.name = owner.part, name
         self.kind = tuple if kinds[-1] is ... else kinds[0]
+        if self.value == "":
+            raise ValueError(f"{name}: a text without a default is `str | None`")
         if self.value is None and self.kind in (bool, tuple):
             self.value = self.kind()
 

@@ -1,7 +1,7 @@
 """Declares the options of a server, OSMOSIS_ROLLOUT_SERVER_*. To add an option, add a line here, and read the setting.
 
 The `commands` of an option say which command has it: "serve" is `osmosis-grpc serve`, and "gateway" is
-`python -m osmosis_gateway`. After a change, run `python scripts/settings.py`.
+`python -m osmosis_gateway`. After a change, run `make docs`.
 """
 
 from functools import partial

@@ -50,7 +50,10 @@ def marks(name: str) -> list[pytest.MarkDecorator]:
 
 def install(name: str, folder: Path) -> None:
     """Install a program or a framework into a folder of its own."""
-    command, installer, package, version, more = (versions() | versions(frameworks=True))[name]
+    known = versions() | versions(frameworks=True)
+    if name not in known:
+        sys.exit(f"{name} has no line in {VERSIONS.name}: NAME COMMAND INSTALLER PACKAGE VERSION [MORE PACKAGES]")
+    command, installer, package, version, more = known[name]
     home = folder / name
     home.mkdir(parents=True, exist_ok=True)
     if installer == "npm":

@@ -3,7 +3,8 @@
 A `bash` block runs in a shell. A block that starts a server in the foreground gets a shell of its own, as a reader
 gives it a second terminal; the next block runs once the server is ready. A `python` block that begins with
 `# NAME.py` is saved under that name and run, `# NAME.py, which ends with exit code 1` as well; any other one goes on in
-one console with top-level await. Blocks fenced `text` are not run.
+one console with top-level await. Blocks fenced `text` are not run. Free ports take the place of the default ones, and
+`serve` gets them as options.
 """
 
 import ast

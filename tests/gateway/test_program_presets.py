@@ -15,9 +15,12 @@ from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.protocol.errors import ContextLengthExceeded, InvalidArgument
 from osmosis_grpc.protocol.types import FailureReason, OutcomeStatus
 from osmosis_grpc.server import AgentServer
+from osmosis_grpc.settings.command_line import OPTIONS
 from osmosis_grpc.settings.process_environment import program_environment
 from osmosis_grpc.trainer import Trainer
+from tests.coding_programs.install import versions
 from tests.gateway.commands import HELPER, USER, hosted, outcome_of
+from tests.processes import ROOT
 
 COMPLETED, FAILED = OutcomeStatus.COMPLETED, OutcomeStatus.FAILED
 LOOP = """
@@ -189,11 +192,15 @@ while True:
     assert (outcome.status, outcome.finish_reason, len(asked)) == (COMPLETED, "length", 2), outcome.failure
 
 
-def test_each_preset_is_read():
-    programs = {name: load_program(name) for name in preset_names()}
-    assert {"claude-code", "codex", "opencode", "qwen-code", "gemini-cli", "pi", "aider"} <= programs.keys()
-    assert all("$prompt" in " ".join(program.command) for program in programs.values())
-    assert all(program.install for program in programs.values())
+@pytest.mark.parametrize("name", preset_names())
+def test_each_preset_is_complete_and_named_where_users_and_tests_look(name):
+    program = load_program(name)
+    assert "$prompt" in " ".join(program.command), "command: has no $prompt"
+    assert program.install, "install: is missing"
+    page = (ROOT / "docs" / "coding-agents.md").read_text()
+    assert f"\n| `{name}` | `{program.install.partition(' -')[0]}" in page, "docs/coding-agents.md: has no row"
+    assert name in OPTIONS["OSMOSIS_ROLLOUT_SERVER_PROGRAM"].help, "--program: its help does not name it"
+    assert name in versions(), "tests/coding_programs/versions.txt: has no line"
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,7 @@ def row_of(option):
         return "x.toml", Path("x.toml"), ""
     if option.kind is Secret:
         return ("a=one\ntwo", SecretStr("a=one\ntwo"), " one") if option.lines else ("s", SecretStr("s"), "\u00e9")
+    assert option.bounds, f"{option.variable}: a number needs bounds, and a text a row in TEXTS"
     least, most = option.bounds
     number = option.kind(most if least == option.value else least)
     return f"{number:.12g}", number, f"{least - 1:.12g}"

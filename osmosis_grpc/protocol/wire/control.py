@@ -88,6 +88,7 @@ _NUMBER = Codec(float, _number)
 FILTER = Converter(
     RolloutFilter,
     pb.ListRolloutsRequest,
+    ("page_size", "page_token", "newest_first"),
     states=Codec(lambda states: [STATES.numbers[state] for state in states], _states_from_wire),
     min_reward=_NUMBER,
     max_reward=_NUMBER,

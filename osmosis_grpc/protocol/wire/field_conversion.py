@@ -66,7 +66,9 @@ class Converter(Generic[T, M]):
 
     Only enums, messages without a Converter, and fields with a check need a codec. An unset field has the default of
     the dataclass, or is None if the dataclass allows None. Otherwise it becomes the default of its type. A repeated
-    field becomes a tuple. `own` are the fields of the dataclass that the callers convert themselves.
+    field becomes a tuple. `own` are the fields of the dataclass and of the message that the callers convert themselves.
+
+    Raises: TypeError: The message has a field that the dataclass lacks.
     """
 
     def __init__(self, cls: type[T], message: type[M], own: Sequence[str] = (), /, **codecs: Codec) -> None:
@@ -89,6 +91,10 @@ class Converter(Generic[T, M]):
                 self._optional.append((name, field, read, has_default))
             else:
                 self._required.append((name, field, read))
+        lacking = set(known) - {field for _, field, _ in self._write} - set(own)
+        if lacking:  # otherwise its values would be lost
+            of = message.DESCRIPTOR.name
+            raise TypeError(f"{cls.__name__} lacks the field {min(lacking)} of {of}; add it there, or to `own`")
         _CODECS[message.DESCRIPTOR.full_name] = Codec(self.to_wire, lambda m, path: self.from_wire(m, f"{path}."))
 
     def to_wire(self, value: T, **own: Any) -> M:

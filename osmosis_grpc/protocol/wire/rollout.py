@@ -165,7 +165,7 @@ _GROUP = Codec(GROUP.to_wire, checked_group)
 _SPEC = Converter(
     RolloutRequest,
     pb.RolloutSpec,
-    ("rollout_id", "attempt", "messages", "metadata", "server_url", "api_key"),
+    ("rollout_id", "attempt", "messages", "metadata", "metadata_json", "server_url", "api_key"),
     completion_params=Codec(lambda params: params_to_wire(params) if params else None, params_from_wire, "sampling"),
     pin_completion_params=Codec(bool, lambda pin, path: pin, "pin_sampling"),
     group=_GROUP,

@@ -223,7 +223,7 @@ _SEGMENT = Converter(
 _SAMPLE = Converter(
     Sample,
     pb.Sample,
-    ("messages", "begins", "segments", "chats"),
+    ("name", "prefix_chat", "messages", "begins", "segments", "chats"),
     reward=REWARD,
     reward_components=COMPONENTS,
     chat_rewards=Codec(lambda rewards: [*map(_CHAT_REWARD.to_wire, rewards)], _chat_rewards),
