@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import subprocess
+import tomllib
 import sys
 
 import pytest
@@ -181,6 +182,9 @@ def test_the_image_has_what_is_copied_and_runs_as_another_user():
     sent = {line.removeprefix("!") for line in (ROOT / ".dockerignore").read_text().splitlines() if line[:1] == "!"}
     assert set(copied) == sent
     assert all((ROOT / name).exists() for name in copied)
+    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    for needed in (*wheel["only-include"], *wheel["sbom-files"]):
+        assert any(needed == name or needed.startswith(f"{name}/") for name in copied), f"COPY {needed}"
     assert re.search(r"(?m)^USER 10001:10001$", text)
     assert 'CMD ["osmosis-grpc", "ping", "127.0.0.1:50051"]' in text
 

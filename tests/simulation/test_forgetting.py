@@ -63,7 +63,10 @@ def second_attempt(story):
 
 def no_ledger(story):
     """The trainer has no ledger, and had another process before."""
-    story.change("configured", settings=(("ledger", False), ("journal", True), ("max_concurrent", 2)))
+    settings = {"trainer-1": (("ledger", False),), "server-1": (("journal", True), ("max_concurrent", 2))}
+    for _, who, op, details in story.lines:
+        if op == "configured":
+            details["settings"] = settings[who]
     return plus((-1.0, "trainer-1", "crash", {"where": "any time"}), (-0.5, "trainer-1", "restart", {}))(story)
 
 
@@ -118,6 +121,13 @@ CONFLICT = plus(
     )
 )
 
+HIGHER_RUN = plus(
+    (-20.0, "server-1", "run", {"agent": "traveller", "run": 21, "attempt": 2}),
+    (-19.0, "server-1", "stopped agent", {"run": 21, "attempt": 2}),
+    (-17.0, "server-1", "crash", {"where": "any time"}),
+    (-16.5, "server-1", "restart", {}),
+)
+UNWRITTEN = plus((-18.0, "disk of server-1", "commit failed", {"store": "journal", "error": "the disk is full"}))
 LOST = plus((2.75, "server-1", "forget", {}))
 RENEWED = plus(
     (2.8, "trainer-1", "called", {"call": 12, "method": "Init", "to": "server-1", "argument": "spec"}),
@@ -180,6 +190,7 @@ EXCUSED: dict[str, list[Change]] = {
         changed("applied", **SUPERSEDED),
     ],
     "a trainer without a ledger and a full disk have lost replies": [no_ledger, FULL, changed("applied", **REPLAY)],
+    "a trainer without a ledger and a full disk have lost an attempt": [no_ledger, HIGHER_RUN, UNWRITTEN],
     "an agent goes on after an error": [*SWALLOWS, refused_chat(1.75), changed("applied", **REPLAY)],
     "an attempt that the trainer began by itself died with it": [REFUSED, crash("trainer-1", 1.65)],
     "the callback of a recorded result is renewed at a server that has lost it": [LOST, RENEWED],
@@ -237,6 +248,8 @@ NOT_EXCUSED: dict[str, tuple[str, list[Change]]] = {
     "superseded by nobody": ("fair end", [no_ledger, changed("applied", **SUPERSEDED)]),
     "other replies, though the trainer has a ledger": ("fair end", [FULL, changed("applied", **REPLAY)]),
     "other replies, though the disk works": ("fair end", [no_ledger, changed("applied", **REPLAY)]),
+    "an old attempt begins, though the disk works": ("attempts rise", [no_ledger, HIGHER_RUN]),
+    "an old attempt begins, though the trainer has a ledger": ("attempts rise", [HIGHER_RUN, UNWRITTEN]),
     "other questions, though no chat failed": ("fair end", [*SWALLOWS, changed("applied", **REPLAY)]),
     "an outcome without a result comes twice": (
         "applied once",

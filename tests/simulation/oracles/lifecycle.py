@@ -32,7 +32,7 @@ def attempts_rise(evidence: Evidence) -> Iterator[Finding]:
             highest = {key: value for key, value in highest.items() if key[0] != record.who}
         elif record.op == "run":
             before = highest.get((record.who, record.rollout))
-            if before is not None and before.attempt > record.attempt:
+            if before is not None and before.attempt > record.attempt and not _both_forgot(evidence, before, record):
                 yield Finding("attempts rise", record.rollout, "an older attempt starts", (before, record))
             else:
                 highest[record.who, record.rollout] = record
@@ -47,6 +47,17 @@ def attempts_rise(evidence: Evidence) -> Iterator[Finding]:
             if newer is not None and late and key not in sent:
                 yield Finding("attempts rise", record.rollout, "a superseded attempt sends an outcome", (newer, record))
             sent.add(key)
+
+
+def _both_forgot(evidence: Evidence, before: Record, record: Record) -> bool:
+    """Returns whether a trainer without a ledger and a server with a full disk have forgotten the higher attempt.
+
+    A server whose commit failed has delivered from memory. When it ends, it may not know the rollout any more.
+    """
+    failed = (one.number for one in evidence.by_op["commit failed"] if one.who == f"disk of {record.who}")
+    unwritten = any(before.number < number < record.number for number in failed)
+    died = evidence.died_between(record.who, before.number, record.number)
+    return unwritten and died and evidence.was_forgotten(record.rollout, record.number)
 
 
 def one_run(evidence: Evidence) -> Iterator[Finding]:
