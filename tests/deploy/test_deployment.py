@@ -4,8 +4,8 @@ import os
 import re
 import shutil
 import subprocess
-import tomllib
 import sys
+import tomllib
 
 import pytest
 import trustme
