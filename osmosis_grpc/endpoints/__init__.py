@@ -1,6 +1,7 @@
-"""Base URLs: an HTTP address for each rollout, where unmodified OpenAI or Anthropic programs get the trainer's replies.
+"""Base URLs: an HTTP address for each rollout, at which an unmodified program gets the trainer's replies.
 
-Processes that run rollouts import this package, so that agents can ask for the base URL of their rollout.
+The program may use an API of OpenAI, Anthropic or Gemini. Processes that run rollouts import this package, so that
+agents can ask for the base URL of their rollout.
 """
 
 import asyncio
@@ -11,7 +12,7 @@ from osmosis_grpc.agent.rollout_scope import provide_base_urls
 
 
 def _open(context: Any, loop: asyncio.AbstractEventLoop) -> AbstractContextManager[Any]:
-    """Open an endpoint. Imports the HTTP server only when the first agent needs it."""
+    """Open an endpoint. Import the HTTP server only now, when the first agent needs it."""
     from osmosis_grpc.endpoints.lazy_endpoint import lazy_endpoint
 
     return lazy_endpoint(context, loop)

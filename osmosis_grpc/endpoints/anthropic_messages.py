@@ -1,4 +1,4 @@
-"""Anthropic's Messages: reads a request as a history in OpenAI's format, and writes a reply as content blocks."""
+"""Anthropic's Messages API: converts requests to histories in OpenAI's format, and replies to content blocks."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -26,11 +26,11 @@ _OWN = frozenset(
     {"messages", "system", "model", "stream", "tools", "tool_choice", "stop_sequences", "output_config"}
     | {"mcp_servers", "container"}
 )
-"""Keys of a body that this module handles or refuses."""
+"""The keys of a body that this module handles or refuses."""
 _BILLING = "x-anthropic-billing-header"
-"""The beginning of a system text that changes with each request. It is dropped, as it is not for the model."""
+"""The beginning of a system text that changes with each request. Such a text is dropped; it is not for the model."""
 _SIGNATURE = "b3Ntb3Npcw=="
-"""A made-up signature of thinking. Without one, some clients send thinking back as a text of the user."""
+"""A placeholder for the signature of thinking. Without it, some clients send thinking back as text of the user."""
 _STOP_REASONS = {"tool_calls": "tool_use", "content_filter": "refusal", **dict.fromkeys(CUTS, "max_tokens")}
 _ERRORS = {
     400: "invalid_request_error",
@@ -44,7 +44,7 @@ _ERRORS = {
 
 
 def read(body: Any) -> ModelRequest:
-    """Return the request in a body. Raises InvalidArgument."""
+    """Parse the body of a request. Raises InvalidArgument."""
     body = typed(body, dict, "body")
     refuse(body, ("mcp_servers", "container"), "it needs Anthropic's servers")
     params, ignored = passed(body, _OWN)
@@ -104,7 +104,7 @@ def stream(request: ModelRequest, result: CompletionsResult) -> Iterator[str]:
 
 
 def count(tokens: int) -> dict[str, Any]:
-    """Return the body with the number of tokens of a request."""
+    """Return the body of a response to a token count."""
     return {"input_tokens": tokens}
 
 
@@ -134,9 +134,9 @@ def _without_billing(system: Any) -> Any:
 
 
 def _messages(message: Mapping[str, Any], path: str, ignored: list[str]) -> Iterator[Message]:
-    """Convert a message to OpenAI's format. Yield a message for each tool result first, and then one for the rest.
+    """Convert a message to OpenAI's format: yield one message for each tool result, and then one for the rest.
 
-    The paths of parts that the policy cannot read are added to `ignored`.
+    Add the paths of parts that the policy cannot read to `ignored`.
     """
     role, content = message.get("role"), message.get("content")
     if role not in ("user", "assistant", "system"):
@@ -179,7 +179,7 @@ def _messages(message: Mapping[str, Any], path: str, ignored: list[str]) -> Iter
 
 
 def _part(block: Mapping[str, Any], path: str, ignored: list[str]) -> list[dict[str, Any]]:
-    """Convert a block to parts of OpenAI's format. For one that is neither text nor image, a text names its type."""
+    """Convert a block to parts of OpenAI's format. Blocks other than texts and images become a text with their type."""
     kind = block.get("type")
     if kind == "text":
         return [_text_part(typed(block.get("text"), str, f"{path}.text"))]
@@ -302,7 +302,7 @@ def _blocks(message: Message) -> Iterator[dict[str, Any]]:
 
 
 def _stop(request: ModelRequest, result: CompletionsResult) -> dict[str, Any]:
-    """Return why the reply ended, with the stop sequence if the policy's reply has it as extra["stop_reason"]."""
+    """Return why the reply ended. If the policy's reply has extra["stop_reason"], this includes the stop sequence."""
     matched, stops = result.extra.get("stop_reason"), request.params.get("stop")
     if result.has_tool_calls:
         return {"stop_reason": "tool_use", "stop_sequence": None}
@@ -340,4 +340,4 @@ _STREAMED: dict[str, Callable[[dict[str, Any]], tuple[dict[str, Any], list[dict[
         [{"type": "input_json_delta", "partial_json": json.dumps(block["input"], ensure_ascii=False)}],
     ),
 }
-"""Functions, by type of block, that return the empty block of the first event, and the deltas with its content."""
+"""For each type of block, a function that returns the empty block of the first event, and the deltas that fill it."""

@@ -1,4 +1,4 @@
-"""Converts the typed tools of Anthropic's Messages that run at the client, such as bash, to functions for a policy."""
+"""Converts typed tools of Anthropic's Messages API that the client runs, such as bash, to functions for a policy."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -63,7 +63,7 @@ _CLIENT_TOOLS: tuple[tuple[str, str, dict[str, Any]], ...] = (
         ),
     ),
 )
-"""The prefix of a type, and the function that the policy gets instead."""
+"""The prefix of a tool's type, and the function that the policy gets instead."""
 
 
 def function_of(tool: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -38,7 +38,7 @@ _PING = ": waiting for the reply\n\n"
 
 Answer = Callable[[Request, Endpoint], Awaitable[Response]]
 Route = Mapping[str, tuple[ModuleType, Answer]]
-"""The API, which formats errors, and the handler of each HTTP method of a path."""
+"""For each HTTP method of a path: the API, which formats errors, and the handler."""
 Read = Callable[[Any], ModelRequest]
 
 
@@ -82,7 +82,7 @@ def base_url_app(endpoints: Endpoints) -> ASGIApp:
 
 
 def _model_route(request: Request, rest: str) -> Route | None:
-    """Return the route of a model's path, and write the model's name to the request's path parameters."""
+    """Return the route of a model's path, and store the model's name in the request's path parameters."""
     for prefix in _MODELS:
         if rest.startswith(prefix + "/"):
             request.scope["path_params"] = {"model": rest.removeprefix(prefix + "/")}
@@ -91,14 +91,14 @@ def _model_route(request: Request, rest: str) -> Route | None:
 
 
 def _key(request: Request) -> str:
-    """Return the key of a request, whose place depends on the API."""
+    """Return the key of a request. Where it is depends on the API."""
     headers = request.headers
     key = headers.get("x-api-key") or headers.get("x-goog-api-key") or bearer(headers.get("authorization", ""))
     return key or request.query_params.get("key", "")
 
 
 async def _gemini(request: Request, endpoint: Endpoint) -> Response:
-    """Answer a call of a model's method. Raises CallError, RolloutEndedError."""
+    """Answer a call of one of a model's methods. Raises CallError, RolloutEndedError."""
     model, _, method = str(request.path_params["model"]).rpartition(":")
     if method == gemini.COUNT:
         return await _count(gemini, gemini.read_count, request, endpoint)
@@ -108,7 +108,7 @@ async def _gemini(request: Request, endpoint: Endpoint) -> Response:
 
 
 async def _count(api: ModuleType, read: Read, request: Request, endpoint: Endpoint) -> Response:
-    """Answer with an estimate of a request's tokens. Raises CallError, RolloutEndedError."""
+    """Answer with an estimate of how many tokens a request has. Raises CallError, RolloutEndedError."""
     size = await endpoint.budget.take(reserved_bytes(request))
     try:
         asked = await read_asked(request, read, endpoint.reading, endpoint.replies)
@@ -145,7 +145,7 @@ async def _chat(api: ModuleType, request: Request, endpoint: Endpoint, read: Rea
 
 
 async def _waiting(api: ModuleType, wanted: ModelRequest, endpoint: Endpoint, chat: OpenRequest) -> AsyncIterator[str]:
-    """Yield comments until the chat ends, and then its reply or its error, since the status is already sent."""
+    """Yield comments until the chat ends, and then its reply or its error. The status is already sent by then."""
     try:
         yield _PING
         while not await chat.ended(endpoint.waits.ping):
@@ -188,7 +188,7 @@ def _unknown_path(request: Request, status: int, allow: str = "") -> Response:
 
 
 def _retries(error: Exception) -> dict[str, str]:
-    """Return the headers that say whether to retry: only after 429, as the engine has retried after other errors."""
+    """Return the headers that allow or forbid a retry. Only 429 allows it, as the engine has retried other errors."""
     if isinstance(error, CallError) and error.retry_after is not None and error.status_code == 429:
         return {"x-should-retry": "true", "retry-after": f"{math.ceil(error.retry_after)}"}
     return {"x-should-retry": "false"}

@@ -1,18 +1,18 @@
-"""Limits the total bytes of open requests. Further requests wait."""
+"""Limits the total bytes of open requests. Requests beyond the limit wait."""
 
 import asyncio
 from collections import deque
 
 
 class ByteBudget:
-    """A number of bytes that requests share. Waiting requests are served in the order of their arrival."""
+    """A number of bytes that requests share. Waiting requests are served in order of arrival."""
 
     def __init__(self, limit: int) -> None:
         self._limit = self._free = limit
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     async def take(self, size: int) -> int:
-        """Wait until `size` bytes, or the limit if that is less, are free, take them, and return their number."""
+        """Wait for `size` free bytes, take them, and return their number. Take at most the limit."""
         size = min(size, self._limit)
         if not self._waiting and size <= self._free:
             self._free -= size

@@ -1,4 +1,4 @@
-"""OpenAI's Chat Completions: reads a request, and writes a reply as a body or as server-sent events."""
+"""OpenAI's Chat Completions API: parses requests, and writes replies as a body or as server-sent events."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -11,13 +11,13 @@ from osmosis_grpc.endpoints.sent_events import event
 from osmosis_grpc.protocol.errors import ContextLengthExceeded, InvalidArgument
 
 _OWN = frozenset({"messages", "model", "stream", "stream_options", "tools", "n"})
-"""Keys of a body that this module handles."""
+"""The keys of a body that this module handles."""
 MAX_CHOICES = 64
 """The largest `n`, the number of replies to one request."""
 
 
 def read(body: Any) -> ModelRequest:
-    """Return the request in a body. Raises InvalidArgument."""
+    """Parse the body of a request. Raises InvalidArgument."""
     body = typed(body, dict, "body")
     messages = typed(body.get("messages"), list, "messages")
     for path, message in objects(messages, "messages"):
@@ -81,7 +81,7 @@ def _streamed(request: ModelRequest, head: dict[str, Any], number: int, result: 
 
 
 def _usage(results: Sequence[CompletionsResult]) -> dict[str, Any]:
-    """Return the tokens of the prompt and of all replies, or {} if the policy does not report them."""
+    """Return how many tokens the prompt and all replies have, or {} if the policy does not report it."""
     usage = usage_of(results[0]) if results[0].usage else {}
     for other in results[1:]:
         more = usage_of(other).get("completion_tokens", 0) if other.usage else 0
@@ -129,7 +129,7 @@ def _check(message: dict[str, Any], path: str) -> None:
 
 
 def _message(result: CompletionsResult) -> dict[str, Any]:
-    """Return the message of a reply, with vLLM's `reasoning` also as `reasoning_content`, which more clients read."""
+    """Return the message of a reply. Copy vLLM's `reasoning` to `reasoning_content`, which more clients read."""
     message = result.message
     if message.get("reasoning") and not message.get("reasoning_content"):
         return {**message, "reasoning_content": message["reasoning"]}

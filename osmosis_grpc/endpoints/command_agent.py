@@ -1,7 +1,7 @@
 """Runs a program for each rollout. The program asks for replies at the rollout's base URL, and writes a result file.
 
-The program gets only those variables of the server's environment that the operator names, so that keys of other
-providers do not reach it.
+Of the server's environment, the program gets only the variables that the operator names. So it does not get the keys
+of other providers.
 """
 
 import math
@@ -34,7 +34,7 @@ from osmosis_grpc.tools.sandbox import SandboxError
 from osmosis_grpc.tools.tasks import TaskBoxes, Verdict
 
 MAX_LINE = 300
-"""How many characters of the last line of output are repeated in the first line of a failure."""
+"""How many characters of the last line of output the first line of a failure's message repeats."""
 
 
 class CommandAgent:
@@ -61,17 +61,17 @@ class CommandAgent:
         """Check that the program can be started.
 
         Args:
-            program: A command, which is split as a shell splits it, or the program of a preset. Words of a command
-                that name a file or folder below `folder` become absolute paths, because each program runs in a folder
-                of its own.
+            program: A command, which is split as a shell would split it, or the program of a preset. If a word of a
+                command names a file or folder below `folder`, it becomes an absolute path, because each program runs in
+                its own folder.
             endpoints: The endpoints that serve the base URLs.
-            environment: The variables of the program, in addition to those of variables(). A variable HOME replaces
-                the private HOME of each run.
-            name: The name of the agent; by default that of the preset, or of the script without its ending.
-            folder: The folder of relative paths; by default the current one.
+            environment: Variables for the program, in addition to those of variables(). HOME replaces the private HOME
+                of each run.
+            name: The name of the agent; by default, the name of the preset, or of the script without its ending.
+            folder: The folder for relative paths; by default, the current one.
             limits: The limits of each run.
-            machine: Runs the programs in boxes. Whether a box contains the program is not checked here.
-            tasks: Provide the box of each rollout, and the tests that give its reward.
+            machine: Runs the programs in boxes. The constructor does not check that a box contains the program.
+            tasks: Provides the box of each rollout, and the tests that give its reward.
 
         Raises:
             ValueError: The command cannot be started, or its name cannot be the name of an agent.
@@ -95,7 +95,7 @@ class CommandAgent:
             raise ValueError(problem[1])
 
     def _other(self, what: str, words: Sequence[str], path: str) -> list[str]:
-        """Return the setup or reward command with absolute paths. Raises a ValueError that names it."""
+        """Return the setup or reward command with absolute paths. Raises ValueError; the message begins with `what`."""
         try:
             return resolved(list(words), self._folder, path)[0] if words and not self._machine else list(words)
         except ValueError as error:
@@ -105,13 +105,13 @@ class CommandAgent:
         refuse_grader_timeout(self.name, request)
         if self._tasks is not None:
             self._tasks.task_of(request.metadata)
-        if self._program.preset:  # refuse an Init that cannot be a task
+        if self._program.preset:  # refuse an Init whose messages cannot be a prompt
             prompt_of(request.messages)
             files_of(request.metadata)
         return []
 
     async def run(self, context: RolloutContext) -> RunOutcome:
-        """Run the program. An exit code other than 0 is a failure with the last lines of output."""
+        """Run the program. An exit code other than 0 without a result file is a failure, with the end of the output."""
         task = _task(context)
         async with AsyncExitStack() as stack:
             try:
@@ -141,14 +141,14 @@ class CommandAgent:
 
     async def _outcome(self, run: "_Run", ended: Ended) -> RunOutcome:
         """Return the outcome of a program that has ended."""
-        # With a preset, the commands of the model run in this folder and could write a reward.
+        # With a preset, the model's commands run in this folder, and could write a result file with a reward.
         own = not (self._program.preset or self._reward or self._tasks)
         problem = "" if ended.given_up or run.endpoint.limit else _problem(ended, self._limits)
         counts = ended.timed_out or self._program.exit_code_counts or not own
         try:
             if problem and (counts or not await run.place.has_result()):
                 return _failed(problem, ended.output, run.endpoint.failure)
-            run.endpoint.close()  # marks samples, so it comes before the result, which can override the marks
+            run.endpoint.close()  # marks samples; comes before the result, which can override the marks
             outcome = await (self._graded(run) if self._reward or not own else _result(run))
         except SandboxError as error:
             return _lost(error)
@@ -161,7 +161,7 @@ class CommandAgent:
         return outcome
 
     async def _graded(self, run: "_Run") -> RunOutcome:
-        """Return the outcome with the reward of the reward command, or without a reward if there is no command."""
+        """Return the outcome. Its reward comes from the task's tests or from the reward command, if there is one."""
         if isinstance(run.place, TaskPlace):
             return _judged(await run.place.verdict(), run.context)
         if not self._reward:
@@ -182,14 +182,14 @@ class CommandAgent:
         return RunOutcome(failure=Failure("grader", clip(text), False, reason=FailureReason.GRADER_EXCEPTION))
 
     def accepted(self, request: RolloutRequest, owner: str) -> None:
-        """Do nothing: the agent does not know the other rollouts of a group."""
+        """Do nothing, because the agent does not need the other rollouts of a group."""
 
     def ended(self, rollout_id: str, attempt: int) -> None:
-        """Do nothing: tools() has reserved nothing."""
+        """Do nothing, because tools() reserves nothing."""
 
 
 class _Run:
-    """One run of a program, with its place, values and variables."""
+    """One run of a program, with its place, the values that fill its texts, and its variables."""
 
     def __init__(
         self, program: Program, endpoint: Endpoint, place: Place, context: RolloutContext, limits: Limits
@@ -234,7 +234,8 @@ class _Run:
     ) -> Ended:
         """Run a command in the folder of the program. Raises OSError and SandboxError if it cannot be started.
 
-        With `of_task`, the time limit of the task applies, too. Reaching it is no failure: what is done by then counts.
+        With `of_task`, the time limit of the task applies, too. When it is reached, the run does not fail, and what the
+        program has done by then is graded.
         """
         limits, own = self._limits, self.place.task.agent_seconds if isinstance(self.place, TaskPlace) else None
         if of_task and own is not None and own < (limits.seconds or math.inf):
@@ -255,7 +256,7 @@ class _Run:
 
 
 def _problem(ended: Ended, limits: Limits) -> str:
-    """Return how a program failed, or an empty string if its exit code is 0."""
+    """Describe how a program failed. Return an empty string if its exit code is 0."""
     if ended.timed_out:
         limit = "the lifetime of its box" if limits.seconds is None else f"its time limit of {limits.seconds:g} s"
         return f"the program was stopped after {limit}"
@@ -268,7 +269,7 @@ def _problem(ended: Ended, limits: Limits) -> str:
 
 
 def _printed(output: str) -> Any:
-    """Return the reward on the last line of an output, or the line itself if it is not a number."""
+    """Return the number on the last line of an output, or the line itself if it is not a number."""
     last = output.rstrip().rpartition("\n")[2].strip()
     try:
         return float(last)
@@ -311,7 +312,7 @@ def _task(context: RolloutContext) -> bytes:
 
 
 async def _result(run: _Run) -> RunOutcome:
-    """Return the outcome in the result file, with the rollout's key removed. Without a file, it has no reward."""
+    """Return the outcome in the result file, without the rollout's key. Without a file, the outcome has no reward."""
     try:
         data = await run.place.result()
         if data is None:
@@ -328,7 +329,7 @@ async def _result(run: _Run) -> RunOutcome:
 
 
 def _judged(verdict: Verdict, context: RolloutContext) -> RunOutcome:
-    """Return the outcome of a task. It is a failure of the grader if the tests gave no reward."""
+    """Return the outcome of a task. If the tests gave no reward, it is a failure of the grader."""
     if verdict.changed_programs:
         context.log_event("the agent has changed programs of the image", paths=list(verdict.changed_programs))
     if verdict.reward is None:
@@ -346,9 +347,9 @@ def _lost(error: SandboxError) -> RunOutcome:
 
 
 def _failed(problem: str, output: str = "", chat_error: CallError | None = None) -> RunOutcome:
-    """Return a failure. The first line of its message, which the log shows, has the last line of the output.
+    """Return a failure. The first line of its message includes the last line of the output, because the log shows it.
 
-    If the program's newest chat failed with `chat_error`, the failure is the trainer's, and begins with that error.
+    If the program's newest chat failed with `chat_error`, that error is the cause of the failure, and comes first.
     """
     last = output.rpartition("\n")[2].strip()[:MAX_LINE]
     message = f"{problem}: {last}\n{output}" if last else problem

@@ -22,7 +22,7 @@ class Endpoints:
 
     @contextmanager
     def open(self, context: RolloutContext, *, limited: bool = False) -> Iterator[Endpoint]:
-        """Yield the endpoint of a running rollout, whose key is valid until the end of the block.
+        """Yield the endpoint of a running rollout. Its key is valid until the end of the block.
 
         With `limited`, requests beyond the rollout's `max_turns` and `max_tokens_total` are refused.
         """
@@ -37,7 +37,11 @@ class Endpoints:
             endpoint.close()
 
     def find(self, rollout_id: str, key: str) -> Endpoint:
-        """Return the endpoint of a key. Raises Unauthenticated, RolloutEndedError, or NotFound for an unknown id."""
+        """Return the endpoint with a key.
+
+        Raises Unauthenticated if this process did not make the key, RolloutEndedError if the key's rollout has ended,
+        and NotFound if the key belongs to another rollout.
+        """
         self._keys.check(key)
         endpoint = self._open.get(key)
         if endpoint is None:

@@ -1,4 +1,4 @@
-"""Gemini's generateContent: reads a request as a history in OpenAI's format, and writes a reply as parts."""
+"""Gemini's generateContent API: converts requests to histories in OpenAI's format, and replies to parts."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -57,7 +57,7 @@ _STATUSES = {
 
 
 def read(body: Any) -> ModelRequest:
-    """Return the request in a body. Raises InvalidArgument."""
+    """Parse the body of a request. Raises InvalidArgument."""
     body = typed(body, dict, "body")
     refuse(body, ("cachedContent",), "send the whole history as `contents`")
     _, ignored = passed(body, _OWN)
@@ -83,7 +83,7 @@ def read(body: Any) -> ModelRequest:
 
 
 def read_count(body: Any) -> ModelRequest:
-    """Return the request in a body of countTokens. Raises InvalidArgument."""
+    """Parse the body of a request for countTokens. Raises InvalidArgument."""
     body = typed(body, dict, "body")
     return read(body.get("generateContentRequest") or body)
 
@@ -117,7 +117,7 @@ def stream(request: ModelRequest, result: CompletionsResult) -> Iterator[str]:
 
 
 def count(tokens: int) -> dict[str, Any]:
-    """Return the body with the number of tokens of a request."""
+    """Return the body of a response to a token count."""
     return {"totalTokens": tokens}
 
 
@@ -152,10 +152,10 @@ def _system_text(system: Any) -> str:
 def _messages(
     content: Mapping[str, Any], path: str, ignored: list[str], open_calls: list[tuple[str, str]]
 ) -> Iterator[Message]:
-    """Convert a content to OpenAI's format. Yield a message for each tool result first, and then one for the rest.
+    """Convert a content to OpenAI's format: yield one message for each tool result, and then one for the rest.
 
-    Older clients leave out the ids of calls. A result without an id then belongs to the first call of its name in
-    `open_calls`, which has the names and ids of the calls without a result.
+    Older clients leave out the ids of calls. A result without an id belongs to the first call with its name in
+    `open_calls`, which has the names and ids of the calls that have no result yet.
     """
     role = "assistant" if content.get("role") == "model" else "user"
     parts: list[dict[str, Any]] = []
@@ -228,7 +228,7 @@ def _tools(tool: Mapping[str, Any], path: str, ignored: list[str]) -> Iterator[d
 
 
 def _schema(schema: Any) -> Any:
-    """Convert a schema of Gemini, which writes types in capitals, to JSON Schema."""
+    """Convert a schema to JSON Schema. Gemini writes types in capitals."""
     if isinstance(schema, list):
         return [_schema(each) for each in schema]
     if not isinstance(schema, Mapping):

@@ -15,9 +15,9 @@ from osmosis_grpc.tools.process import Limits
 from osmosis_grpc.tools.tasks import TaskBoxes
 
 OF_TASKS = "the image of a task"
-"""A placeholder for the image of a box, for tasks that have images of their own."""
+"""A placeholder for the image of a box if each task has its own image."""
 SET_BY_TASKS = frozenset({"image", "writable", "user", "folder", "network", "hosts"})
-"""The fields of a box that its task sets."""
+"""The fields of a box that each task sets."""
 
 
 def command_agent(
@@ -52,11 +52,11 @@ async def command_agents(
     in_boxes: Mapping[str, str] | None = None,
     tasks: Path | None = None,
 ) -> AsyncIterator[tuple[list[CommandAgent], HttpServer]]:
-    """Serve base URLs on loopback. Yields the agents of the programs, and the HTTP server.
+    """Serve base URLs on loopback. Yield the agents of the programs, and the HTTP server.
 
     Args:
         programs: The programs, or their commands.
-        names: The names of the agents, in the same order; further ones get their default names.
+        names: The names of the first agents, in the same order. The other agents get their default names.
         environment: The variables of programs that run as the server's user.
         seconds: How long a program may run.
         memory: The most address space of each process of a program, in bytes.

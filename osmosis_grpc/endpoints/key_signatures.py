@@ -19,7 +19,7 @@ class RolloutKeys:
         return f"{nonce}.{self._sign(nonce)}"
 
     def check(self, key: str) -> None:
-        """Raise Unauthenticated unless make() has made the key."""
+        """Raise Unauthenticated if the key was not made by make()."""
         nonce, _, signature = key.partition(".")
         if not hmac.compare_digest(signature.encode(), self._sign(nonce).encode()):
             raise Unauthenticated("the key is not the key of a rollout of this server")

@@ -46,7 +46,7 @@ class _Server:
             self._uvicorn.should_exit = True
 
     async def _serve(self) -> None:
-        """Run uvicorn until stop(). Raises RuntimeError if uvicorn ends by itself."""
+        """Run uvicorn until stop(). Raises RuntimeError if uvicorn ends earlier."""
         if self._stopping:
             self._listening.close()
             return
@@ -58,7 +58,7 @@ class _Server:
             if not self._stopping:
                 raise RuntimeError("the HTTP server has stopped by itself")
         finally:
-            for server in getattr(uvicorn, "servers", ()):  # uvicorn leaves them open if it fails
+            for server in getattr(uvicorn, "servers", ()):  # uvicorn leaves its sockets open if it fails
                 server.close()
             self._listening.close()
 

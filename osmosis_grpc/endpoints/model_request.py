@@ -1,8 +1,8 @@
 """Requests for model replies, independent of the API.
 
-Programs send more than a policy needs: hints for caches and billing, switches of their own provider, tools that run on
-the provider's servers. Such keys are ignored, and the rollout records which. A request is refused only if ignoring a
-key would change the meaning of the reply.
+Programs send more than a policy needs: hints for caches and billing, options of their own provider, tools that run on
+the provider's servers. Such keys are ignored, and the rollout records their names. A request is refused only if
+ignoring a key would change the meaning of the reply.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -47,11 +47,11 @@ class ModelRequest:
     ignored: tuple[str, ...] = ()
     """The paths of the keys that are not passed to the policy."""
     kinds: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """The request's tools that are not functions, by the name of the function that each was converted to."""
+    """The tools of the request that are not functions, by the name of the function that each was converted to."""
     written: Callable[[CompletionsResult], Message] | None = None
-    """Converts a reply to the form in which the program will send it back, or None if that is the same."""
+    """Converts a reply to the form in which the program will send it back; None if the program sends it unchanged."""
     continues: str = ""
-    """The id of the earlier reply that the request continues: its history precedes `messages`."""
+    """The id of the earlier reply that the request continues. The history of that reply comes before `messages`."""
     reply_id: str = field(default_factory=lambda: uuid4().hex)
     """The id of the reply, without the prefix of its API."""
     choices: int = 1
@@ -67,15 +67,15 @@ class Asked:
     request: ModelRequest
     history: History
     sample: str
-    """The sample that the program names; empty to determine it from the history."""
+    """The sample that the program names. If it is empty, the history determines the sample."""
     digest: bytes
-    """The digest of the body, which is the same for a retry."""
+    """The digest of the body. A retry has the same digest."""
     retried: bool = False
-    """Whether the client declares this a retry, as the clients of OpenAI and Anthropic do."""
+    """Whether the client says that this is a retry, as the clients of OpenAI and Anthropic do."""
 
 
 def typed(value: Any, kind: type[T], path: str) -> T:
-    """Return the value if it has a JSON type. Raises InvalidArgument with its path if not."""
+    """Return the value if it has the type `kind`. Raises InvalidArgument with its path otherwise."""
     if not isinstance(value, kind):
         found = "missing" if value is None else f"a {type(value).__name__}"
         raise InvalidArgument(path, f"is {found}, not {_NAMES[kind]}")
@@ -96,7 +96,7 @@ def refuse(body: dict[str, Any], names: tuple[str, ...], why: str) -> None:
 
 
 def passed(body: Mapping[str, Any], own: frozenset[str]) -> tuple[dict[str, Any], list[str]]:
-    """Return the parameters for the policy, and the ignored keys, which are neither parameters nor in `own`."""
+    """Return the parameters for the policy, and the keys to ignore: those that are neither parameters nor in `own`."""
     known = {name: value for name, value in body.items() if name in PASSED and value is not None}
     return known, [name for name in body if name not in own and name not in PASSED and body[name]]
 

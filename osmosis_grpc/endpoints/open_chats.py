@@ -1,9 +1,9 @@
 """Connects requests to chats, so that a client that retries a request does not sample a second reply.
 
-A client that gives up and asks again gets the reply to its first request, in whichever order the server notices the
-disconnect, the second request and the reply. Equal requests are separate chats only if both clients stay connected. A
-reply that arrives when no client waits is held back: it becomes part of the rollout if a retry asks for it, and is
-dropped otherwise.
+A client that gives up and asks again gets the reply to its first request. The order in which the server notices the
+disconnect, the second request and the reply does not matter. Two equal requests become separate chats only if both
+clients stay connected. If a reply arrives while no client waits for it, it is held back. It becomes part of the rollout
+if a retry asks for it, and is dropped otherwise.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ MAX_LEFT = 256
 Wanted = Callable[[], Awaitable[Any]]
 """An async function that returns as soon as a client waits for the reply."""
 Replies = Sequence[CompletionsResult]
-"""The replies to one request; nearly always there is one."""
+"""The replies to one request. There is nearly always one."""
 Work = Callable[[Wanted], Coroutine[Any, Any, Replies]]
 
 
@@ -43,7 +43,7 @@ class Waits:
     ping: float = 10.0
     """The time between the comments of a stream that waits for its reply."""
     retry: float = 15.0
-    """How long a chat continues after its client has disconnected. A retry within that time gets its reply."""
+    """How long a chat continues after its client has disconnected. A retry within this time gets its reply."""
     most: int = field(default_factory=lambda: agent_connections() // 2)
     """How many requests of one rollout may wait at once. It is limited because all rollouts share the connections."""
 
@@ -68,7 +68,7 @@ class _Chat:
         self.task = child(ASK, work(self.wanted.wait))
 
     def place(self) -> tuple[bool, int]:
-        """Return a sort key for equal chats without a client: a retry takes the first."""
+        """Return a sort key for equal chats without a client. A retry takes the first of them."""
         return not self.answered, self.number
 
     @property
@@ -84,18 +84,18 @@ class OpenRequest:
         self.chat = chat
         self.connection = connection
         self.retried = retried
-        """Whether the client declares this a retry."""
+        """Whether the client says that this is a retry."""
         self.sent = False
         self.gone = False
         self.number = next(_numbers)
         self.reply: asyncio.Future[Replies] = asyncio.get_running_loop().create_future()
 
     async def ended(self, seconds: float | None = None) -> bool:
-        """Wait until the chat has ended or the client is gone. Return False after `seconds`."""
+        """Wait until the chat has ended or the client is gone. Return False if that takes longer than `seconds`."""
         return bool((await asyncio.wait({self.reply}, timeout=seconds))[0])
 
     def send(self, *, stream: bool) -> None:
-        """Note that the response begins, so that the connection reports whether the client has read it."""
+        """Record that the response begins. From then on, the client may read it; see may_be_read()."""
         self.sent = True
         if stream:
             self.chat.streamed_to = self.number
@@ -118,7 +118,7 @@ class OpenRequest:
         return self.sent and not (self.connection is not None and self.connection.is_reset())
 
     def settle(self) -> None:
-        """Pass the result or the error of the chat to the waiting request, if the chat has ended."""
+        """If the chat has ended, pass its result or its error to the waiting request."""
         task = self.chat.task
         if self.reply.done() or not task.done():
             return
@@ -148,9 +148,9 @@ class OpenChats:
     def begin(
         self, digest: bytes, work: Work, *, retried: bool = False, connection: Connection | None = None
     ) -> OpenRequest:
-        """Start a request. It waits for an equal chat whose client has left, or else for a new chat.
+        """Start a request. It waits for an equal chat whose client has left or, if there is none, for a new chat.
 
-        `retried` says that the client declares it a retry.
+        `retried` is whether the client says that this is a retry.
         """
         left = [left for left in self._left if left.digest == digest and (retried or not left.read)]
         chat = min(left, key=_Chat.place, default=None)
@@ -169,7 +169,7 @@ class OpenChats:
         return request
 
     def leave(self, request: OpenRequest) -> None:
-        """Handle a disconnect: keep the chat for an equal request, and drop it if none comes in time."""
+        """Handle a disconnect. Keep the chat for an equal request, and drop it if none comes in time."""
         if request not in self._requests:
             return
         request.gone, chat = True, request.chat
@@ -210,7 +210,7 @@ class OpenChats:
         return bool(request.chat.requests) or request.chat.read
 
     def _closed(self, request: OpenRequest, whole: bool, ended: bool) -> None:
-        """Handle the end of a response: whether it was read as a `whole`, and whether the connection has `ended`."""
+        """Handle the end of a response: whether the client read it `whole`, and whether the connection has `ended`."""
         newer = self._newer(request)
         if not whole or (ended and newer is not None and newer.retried):
             self.leave(request)
@@ -235,7 +235,7 @@ class OpenChats:
         if timer is None:
             return
         timer.cancel()
-        # A client may close a stream as soon as it has seen the end of the reply, and then does not retry.
+        # A client may close a stream when it has seen the end of the reply. If it did not retry, it has the reply.
         stopped_reading = chat.streamed_to == self._newest[chat.digest]
         if chat.answered and not (chat.read or stopped_reading):
             for reply in chat.task.result():

@@ -1,4 +1,4 @@
-"""Where the program of a rollout runs: in a folder of this machine, or in its own container, called a box."""
+"""Places where the program of a rollout runs: a folder of this machine, or a container of its own, called a box."""
 
 import asyncio
 import dataclasses
@@ -59,11 +59,11 @@ class Place(Protocol):
         """Run a command in `work`, as run_process() does. Raises OSError, SandboxError."""
 
     async def with_files(self, words: Sequence[str], folder: Path) -> list[str]:
-        """Make a command of the server runnable here: copy the files that its words name into the box.
+        """Return the words of a server's command for this place. Copy the files that the words name into the box.
 
         Args:
             words: The words of the command.
-            folder: The folder of relative paths, on this machine.
+            folder: The folder for relative paths, on this machine.
 
         Raises:
             OSError, SandboxError: A file cannot be copied.
@@ -143,7 +143,7 @@ class BoxPlace:
         self._box = box
         self._most_seconds = most_seconds
         self._task: dict[str, str | None] = {}
-        """The files of the first write(), which are the task."""
+        """The files of the first write(), which make up the task."""
 
     @property
     def folder(self) -> str:
@@ -272,8 +272,8 @@ async def place_of(
 
     Args:
         machine: Makes the box; None for a folder of this machine.
-        request: The request. Its metadata name the task.
-        tasks: Provide the boxes of tasks.
+        request: The request. Its metadata names the task.
+        tasks: Provides the boxes of tasks.
 
     Raises:
         OSError, SandboxError: The place cannot be made.

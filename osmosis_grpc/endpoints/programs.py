@@ -10,8 +10,8 @@
     [box]                                     # it runs in a container; the keys are the fields of DockerConfig
     image = "my-image"
 
-Your own file can begin with `extends = "claude-code"`, and add `setup` and `reward`, two commands that run before and
-after the program in its folder. These values are replaced everywhere:
+Your own file can extend a preset: begin it with `extends = "claude-code"`. It can also have `setup` and `reward`, two
+commands that run in the program's folder before and after the program. In all texts, these values are replaced:
 
     $prompt     the texts of the rollout's messages      $model     the name of the policy
     $base_url   the rollout's base URL                   $home      the private HOME of the program
@@ -37,14 +37,14 @@ from osmosis_grpc.protocol.types import Message
 PRESETS = Path(__file__).parent / "presets"
 DEFAULT_CONTEXT = 200_000
 FILES = "files"
-"""The key in a request's metadata of files for the program: texts by path below its folder."""
+"""The key of the request's metadata that has files for the program: their texts, by path below its folder."""
 _KEYS = ("command", "install", "environment", "files", "setup", "reward", "extends", "box")
 
 
 _OF_SHELLS = {"|", "||", "&", "&&", ";", "<", ">", ">>", "2>", "2>&1"}
-"""Words that only a shell interprets."""
+"""Words that mean something only to a shell."""
 _INTERPRETERS = re.compile("python|pypy|[a-z]*sh$")
-"""Programs whose options -c and -m take a script or the name of a module."""
+"""Programs whose options -c and -m take a script or the name of a module, not a file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,9 +65,9 @@ class Program:
     reward: tuple[str, ...] = ()
     """A command that runs after the program and prints the reward or writes the result file."""
     context: int = DEFAULT_CONTEXT
-    """The tokens of the model's context, before whose end programs compact their history."""
+    """How many tokens the model's context has. Programs compact their history before it is full."""
     box: Mapping[str, Any] = field(default_factory=dict)
-    """The fields of its box, see DockerConfig; empty to run as the server's user."""
+    """The fields of its box, as in DockerConfig. If it is empty, the program runs as the server's user."""
     exit_code_counts: bool = False
     """Whether an exit code other than 0 is a failure even if there is a result file."""
 
@@ -120,7 +120,7 @@ def load_program(name: str) -> Program:
 
 
 def context_values(tokens: int) -> dict[str, str]:
-    """Return the values that depend on the tokens of the model's context, such as $compact."""
+    """Return the values that depend on the size of the model's context, such as $compact."""
     return {
         "context": str(tokens),
         "compact": str(tokens * 4 // 5),
@@ -173,7 +173,7 @@ def filled(text: str, values: Mapping[str, str]) -> str:
 
 
 def prompt_of(messages: Sequence[Message]) -> str:
-    """Join the texts of a rollout's messages. Raises InvalidArgument for messages that cannot be a prompt."""
+    """Join the texts of a rollout's messages to a prompt. Raises InvalidArgument if a message cannot be part of one."""
     texts = []
     for index, message in enumerate(messages):
         if message.get("role") not in ("system", "developer", "user"):
@@ -189,7 +189,7 @@ def prompt_of(messages: Sequence[Message]) -> str:
                 )
             texts.append(part["text"])
     prompt = "\n\n".join(texts)
-    return f"\n{prompt}" if prompt.startswith("-") else prompt  # or programs take it for an option
+    return f"\n{prompt}" if prompt.startswith("-") else prompt  # else programs would take it for an option
 
 
 def files_of(metadata: Mapping[str, Any]) -> dict[str, str]:

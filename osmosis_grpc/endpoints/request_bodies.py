@@ -1,4 +1,4 @@
-"""Parses requests of programs within limits. Long ones are parsed on a thread, so that the event loop stays free."""
+"""Parses requests of programs, within limits. Long ones are parsed on a thread, so that the event loop stays free."""
 
 import asyncio
 from collections.abc import Callable
@@ -20,11 +20,11 @@ BOUNDS = Bounds(size=32 * 1024 * 1024)
 MAX_ITEMS = 50_000
 """The most JSON values in a body. It is limited because the event loop copies each of them."""
 MAX_MARKS = 500_000
-"""The most commas and opening brackets in a body, also in its strings: a cheap bound on the time to parse it."""
+"""The most commas and opening brackets in a body, including its strings. This cheaply limits the time to parse it."""
 THREAD_BYTES = 64 * 1024
 """A body with more bytes is parsed on a thread."""
 DISCARD_SECONDS = 5.0
-"""For how long the rest of a body that is too large is read and discarded."""
+"""For how many seconds the rest of a body that is too large is read and discarded."""
 SAMPLE_HEADERS = ("x-osmosis-sample", "x-sample-id")
 """The headers that may name the sample of a request, percent-encoded. By default, the history determines it."""
 RETRY_HEADER = "x-stainless-retry-count"
@@ -43,9 +43,9 @@ def reserved_bytes(request: Request) -> int:
 async def read_asked(
     request: Request, read: Callable[[Any], ModelRequest], reading: asyncio.Semaphore, replies: StoredReplies
 ) -> Asked:
-    """Return the request in a body. Raises BodyRefused, InvalidArgument.
+    """Read and parse the body of a request. Raises BodyRefused, InvalidArgument.
 
-    `reading` limits how many long bodies are parsed at once. A request can continue one of the `replies`.
+    `reading` limits how many long bodies are parsed at once. `replies` are those that a request can continue.
     """
     try:
         raw = await read_body(request, BOUNDS)
@@ -62,7 +62,7 @@ async def read_asked(
 
 
 async def _discard(request: Request) -> None:
-    """Read the rest of a body for some seconds, because clients read a response only after they have sent the body."""
+    """Read the rest of a body for some seconds. Clients read the response only after they have sent the whole body."""
     with suppress(TimeoutError, ClientDisconnect):
         async with asyncio.timeout(DISCARD_SECONDS):
             async for _ in request.stream():

@@ -1,4 +1,4 @@
-"""OpenAI's Responses: converts the items of a request to chat messages, and a reply to items."""
+"""OpenAI's Responses API: converts the items of a request to chat messages, and a reply to items."""
 
 import time
 import uuid
@@ -28,10 +28,10 @@ _OWN = frozenset(
     {"input", "instructions", "model", "stream", "stream_options", "tools", "tool_choice", "text", "max_output_tokens"}
     | {"include", "reasoning", "store", "previous_response_id", "background", "conversation", "prompt"}
 )
-"""Keys of a body that this module handles or refuses."""
+"""The keys of a body that this module handles or refuses."""
 _ECHO = ("instructions", "tools", "tool_choice", "parallel_tool_calls", "temperature", "top_p", "text", "metadata")
 _SKIPPED = frozenset({"web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call"})
-"""Items of tools that run on OpenAI's servers, which no policy calls."""
+"""Items of tools that run on OpenAI's servers. A policy never calls them."""
 _INCOMPLETE = {**dict.fromkeys(CUTS, "max_output_tokens"), "content_filter": "content_filter"}
 """Maps the finish reasons of incomplete replies to their names in this API."""
 
@@ -43,7 +43,7 @@ too_long = chat_completions.too_long
 
 
 def read(body: Any) -> ModelRequest:
-    """Return the request in a body. Raises InvalidArgument."""
+    """Parse the body of a request. Raises InvalidArgument."""
     body = typed(body, dict, "body")
     refuse(body, ("conversation", "background", "prompt"), "send the whole history as `input`")
     refuse(body, ("top_logprobs",), "the policy's reply has the logprobs of its own tokens only")
@@ -136,7 +136,7 @@ def stream(request: ModelRequest, result: CompletionsResult) -> Iterator[str]:
 
 
 def count(tokens: int) -> dict[str, Any]:
-    """Return the body with the number of tokens of a request."""
+    """Return the body of a response to a token count."""
     return {"object": "response.input_tokens", "input_tokens": tokens}
 
 
@@ -181,7 +181,7 @@ def _add(messages: list[Message], item: Mapping[str, Any], path: str, ignored: l
 
 
 def _reply(messages: list[Message], *, new: bool = False) -> Message:
-    """Return the last message if it is a reply, else add an empty reply and return that."""
+    """Return the last message if it is a reply. Otherwise, add an empty reply and return it."""
     if new or not messages or messages[-1].get("role") != "assistant":
         messages.append({"role": "assistant", "content": None})
     return messages[-1]
@@ -252,7 +252,7 @@ def _response(request: ModelRequest, status: str) -> dict[str, Any]:
 
 
 def _items(kinds: Mapping[str, tuple[str, ...]], message: Message, status: str) -> Iterator[dict[str, Any]]:
-    """Yield the items of a reply. `status` is that of its text."""
+    """Yield the items of a reply. `status` is the status of its text."""
     if reasoning := reasoning_of(message):
         text = {"type": "summary_text", "text": reasoning}
         yield {"id": f"rs_{uuid.uuid4().hex}", "type": "reasoning", "summary": [text], "status": "completed"}

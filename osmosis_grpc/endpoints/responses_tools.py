@@ -1,7 +1,7 @@
-"""Converts tools of OpenAI's Responses that are not functions to functions for a policy, and their calls to items.
+"""Converts tools of OpenAI's Responses API that are not functions to functions for a policy, and their calls to items.
 
 A program gets each call in the form in which it offered the tool. For example, the policy sees a function `apply_patch`
-with one text, and the program gets an item `custom_tool_call` with this text as its input.
+with one text as its argument, and the program gets an item `custom_tool_call` with this text as its input.
 """
 
 import json
@@ -46,15 +46,15 @@ _OWN_SCHEMAS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
-"""The description and the parameters of the tools whose name is their type."""
+"""The descriptions and parameters of the tools that are named by their type."""
 _CALLS = {"local_shell": "action", "shell": "action", "apply_patch": "operation"}
-"""The key for the arguments in the item of a call, by type of tool."""
+"""The key that has the arguments in the item of a call, by type of tool."""
 
 Kinds = dict[str, tuple[str, ...]]
 
 
 def functions_of(tools: Any, path: str, kinds: Kinds, ignored: list[str]) -> list[dict[str, Any]]:
-    """Convert tools to functions. Add their kinds to `kinds`, and the tools of OpenAI's servers to `ignored`."""
+    """Convert tools to functions. Add their kinds to `kinds`, and tools that run on OpenAI's servers to `ignored`."""
     return [function for at, tool in objects(tools, path) for function in _functions(tool, at, kinds, ignored)]
 
 
@@ -88,7 +88,7 @@ def _function(function: dict[str, Any]) -> dict[str, Any]:
 
 
 def _custom(name: str, tool: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a function that takes a text, whose grammar is described in the function's description."""
+    """Return a function that takes one text. The function's description has the grammar of the text."""
     format_ = tool.get("format")
     definition = format_.get("definition") if isinstance(format_, Mapping) else None
     grammar = f"\n\nThe input follows this grammar:\n{definition}" if definition else ""
@@ -101,7 +101,7 @@ def _whole_name(space: str, name: str) -> str:
 
 
 def item_of_call(call: Mapping[str, Any], kinds: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
-    """Return the item of a reply for a tool call, without its id."""
+    """Convert a tool call to an item of a reply, without the item's id."""
     function = call.get("function") or {}
     name, arguments = function.get("name"), function.get("arguments") or "{}"
     kind = kinds.get(str(name), ())
@@ -120,7 +120,7 @@ def item_of_call(call: Mapping[str, Any], kinds: Mapping[str, tuple[str, ...]]) 
 
 
 def _input(arguments: str) -> str:
-    """Return the text of a custom tool's call: the argument `input`, or else the whole arguments."""
+    """Return the text of a custom tool's call: the argument `input` or, if it is missing, the whole arguments."""
     value = arguments_object(arguments).get("input")
     return value if isinstance(value, str) else arguments
 
@@ -166,4 +166,4 @@ OUTPUTS: dict[str, Callable[[Any], Any]] = {
     "apply_patch_call_output": lambda output: output,
     "shell_call_output": _of_shell,
 }
-"""Functions that convert the output of a call's result to the content of a message, by type of item."""
+"""For each type of item with a call's result, a function that converts its output to the content of a message."""

@@ -42,10 +42,10 @@ class Endpoint:
         """Set when a request has reached a limit of the rollout."""
         self.replies = StoredReplies()
         self._token_bytes = 4.0
-        """The estimated bytes of a request for each token of its prompt."""
+        """The estimated number of bytes in a request for each token of its prompt."""
         self._context = context
         self._ignored: dict[str, tuple[str, ...]] = {}
-        """The ignored keys of each sample that were recorded last."""
+        """The ignored keys that were recorded last for each sample."""
         self._history_chats = HistoryChats(context, limited=limited)
         self._chats = OpenChats(waits, self._history_chats.unread)
         self._waiting = 0
@@ -62,10 +62,10 @@ class Endpoint:
         return self._history_chats.limit
 
     def ask(self, asked: Asked, connection: Connection | None = None) -> OpenRequest:
-        """Start waiting for the reply to a request. Pass the result to leave() if the request ends without a response.
+        """Start waiting for the reply to a request. If the request ends without a response, pass the result to leave().
 
-        The trainer's completion_params supply the sampling parameters that the request lacks. Raises RolloutEndedError.
-        The result of the chat raises CallError and RolloutEndedError.
+        Sampling parameters that the request lacks come from the trainer's completion_params. Raises RolloutEndedError.
+        The returned object's result() raises CallError and RolloutEndedError.
         """
         if self._closed:
             raise RolloutEndedError("the rollout has ended")
@@ -100,7 +100,7 @@ class Endpoint:
         self._waiting -= 1
 
     async def _ask(self, asked: Asked, wanted: Wanted) -> Replies:
-        """Return the replies to a request. Ask for the first one alone: it determines the sample of the others."""
+        """Return the replies to a request. Ask for the first one alone, as it determines the sample of the others."""
         request = asked.request
         try:
             first = await self._chat(asked, asked.sample, request.params, wanted)
@@ -146,11 +146,11 @@ class Endpoint:
 
 
 def _choice(params: Mapping[str, Any], number: int) -> Mapping[str, Any]:
-    """Return the parameters of a further choice, with a seed of its own: an equal seed would give the same reply."""
+    """Return the parameters of a further choice. Change the seed, because an equal seed would give the same reply."""
     seed = params.get("seed")
     return params if not isinstance(seed, int) else {**params, "seed": seed + number}
 
 
 def _nbytes(asked: Asked) -> int:
-    """Return the bytes of the parts of a request that go into its prompt."""
+    """Return the size in bytes of the parts of a request that go into its prompt."""
     return sum(asked.history.sizes) + len(json.dumps(asked.request.tools or ()))

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 _ENDS = {ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}
-"""Characters to escape, because readers that use str.splitlines(), such as httpx, take them for line ends."""
+"""Characters to escape. Readers that use str.splitlines(), such as httpx, take them for line ends."""
 
 
 def event(data: Any, kind: str = "") -> str:

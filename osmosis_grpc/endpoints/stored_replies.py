@@ -1,4 +1,4 @@
-"""Stores the replies of one rollout by id, for clients of OpenAI's Responses that name the reply they continue."""
+"""Stores the replies of one rollout by id, for clients of OpenAI's Responses API, which name the reply to continue."""
 
 from collections.abc import Sequence
 
@@ -27,7 +27,7 @@ class StoredReplies:
             self._free += freed
 
     def continued(self, response_id: str, messages: Sequence[Message]) -> list[Message]:
-        """Return the history of a response, continued by `messages`, whose system message replaces the earlier one.
+        """Return the history of a response, followed by `messages`. Their system message replaces the earlier one.
 
         Raises InvalidArgument if this rollout has no response with the id.
         """

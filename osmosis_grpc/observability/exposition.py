@@ -33,7 +33,7 @@ class PrometheusCollector(Collector):
         self._source = source
 
     def describe(self) -> Iterable[Metric]:
-        """Return no families: they are only known once collect() reads the source."""
+        """Return no families, because they are unknown before collect() reads the source."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
@@ -52,7 +52,7 @@ class _Read(Collector):
 
 
 def render(readings: Iterable[Reading], accept: str = "") -> tuple[bytes, str]:
-    """Return the page /metrics and its content type. The Accept header `accept` selects the format of the page.
+    """Return the page /metrics and its content type. `accept` is the Accept header, which selects the format.
 
     The page also has the processor time, the memory and the file descriptors of this process.
     """

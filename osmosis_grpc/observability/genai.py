@@ -1,4 +1,4 @@
-"""The names of spans and attributes: those of OpenTelemetry's semantic conventions for generative AI, and our own.
+"""The names of spans and attributes, from OpenTelemetry's semantic conventions for generative AI and our own.
 
 The conventions still change, so no other file contains their names.
 """
@@ -104,7 +104,7 @@ def execute_tool(rollout_id: str, attempt: int, name: str, call_id: str) -> tupl
 
 
 def content(messages: Iterable[Message]) -> str:
-    """Return messages as JSON text, for users who have turned on content."""
+    """Return messages as JSON text. It is used only if the user has turned on content."""
     return json.dumps(list(messages), ensure_ascii=False, default=str)
 
 

@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 from osmosis_grpc import __version__, supervise
 
 OTHER = "other"
-"""The label value of all names that have none of their own."""
+"""The label value shared by all names that have no label value of their own."""
 
 FINISH_REASONS = frozenset(
     (
@@ -31,7 +31,7 @@ FINISH_REASONS = frozenset(
         "trainer_lost",
     )
 )
-"""The finish reasons with a label value of their own. All others become OTHER, because agents can return any text."""
+"""The finish reasons with a label value of their own. Agents can return any text, so all others become OTHER."""
 ROLLOUT_SECONDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1200, 1800, 3600)
 CHAT_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
@@ -106,7 +106,7 @@ class Histograms:
         self._made: dict[Labels, Histogram] = {}
 
     def of(self, *labels: str) -> Histogram:
-        """Return the histogram of these label values. The caller must bound how many different ones there are."""
+        """Return the histogram of these label values. The caller must limit the number of different values."""
         made = self._made.get(labels)
         if made is None:
             made = self._made[labels] = Histogram(self._bounds)
@@ -146,7 +146,7 @@ LINES = Family("osmosis_log_lines_dropped_total", "counter", "Log lines dropped:
 
 
 def failures(counts: Mapping[str, int]) -> Reading:
-    """Return the reading of all jobs' failures, also those with 0. `counts` are the failures of a supervisor's jobs."""
+    """Return a reading of the failures of all jobs, including jobs without any. `counts` come from a supervisor."""
     alone = supervise.failures
     names = [*supervise.declared(), *counts.keys() - supervise.declared().keys()]
     return by_name(FAILURES, {name: float(counts.get(name, 0) + alone[name]) for name in names})

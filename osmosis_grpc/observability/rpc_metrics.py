@@ -1,7 +1,7 @@
 """RPC metrics with the names, labels and buckets of gRFC A66, in Prometheus spelling.
 
-Methods that are not registered with the server are counted as "other". The sizes are those of uncompressed messages,
-because this project does not compress. A client call is one attempt, because the measured channels do not retry.
+Methods that are not registered with the server are counted as "other". Sizes are of uncompressed messages, because this
+project does not compress messages. A client call is one attempt, because the measured channels do not retry.
 """
 
 from collections import Counter

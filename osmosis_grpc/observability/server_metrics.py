@@ -32,7 +32,7 @@ _CODES = {code.value[0]: code.name for code in grpc.StatusCode}
 MAX_TOOLS = 50
 """How many tools get a label value of their own."""
 RECENT = 1024
-"""How many of the newest rewards the mean reward of an agent covers."""
+"""The mean reward of an agent covers this many of its newest rewards."""
 
 _TOOL_SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 _LAG_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
@@ -92,7 +92,7 @@ _READ_AT_A_SCRAPE: tuple[tuple[Family, Callable[[Engine, Capacity], float]], ...
         lambda e, capacity: capacity.expired,
     ),
 )
-"""The engine's metrics without labels, and how to read each."""
+"""The engine's metrics that have no labels, each with a function that reads it."""
 
 
 class EngineMetrics:
@@ -116,7 +116,7 @@ class EngineMetrics:
         engine.watchdog.on_lag = self._lag.observe
 
     def _started(self, event: Any, /) -> None:
-        # A rollout that the previous process accepted starts here, too. Its tools are in its record.
+        # A rollout that an earlier process accepted starts here, too, so read the tools from its record.
         record = self._engine.context.table.find(event.rollout_id, event.attempt)
         for tool in record.tools if record is not None else ():
             self._tool_names.add(_name(tool))

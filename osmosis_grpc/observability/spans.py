@@ -47,7 +47,7 @@ def tracer() -> trace.Tracer:
 
 
 def context_of(given: TraceContext | None) -> Context:
-    """Return the OpenTelemetry context of a trace context. None or a malformed one gives a new trace."""
+    """Return the OpenTelemetry context of a trace context. Begin a new trace if it is None or malformed."""
     if given is None:
         return Context()
     return _W3C.extract({"traceparent": given.traceparent, "tracestate": given.tracestate}, Context())
@@ -62,7 +62,7 @@ def trace_context(span: trace.Span) -> TraceContext | None:
 
 
 def nanoseconds(seconds: float) -> int:
-    """Return a time of OpenTelemetry: nanoseconds since 1970."""
+    """Return a Unix time as OpenTelemetry needs it, in nanoseconds."""
     return int(seconds * 1e9)
 
 
@@ -73,7 +73,7 @@ def fail(span: trace.Span, kind: str, text: str = "") -> None:
 
 
 def end(span: trace.Span, attributes: dict[str, Any], at: float | None = None) -> None:
-    """End a span with attributes, at a time in Unix seconds, or now."""
+    """End a span with attributes. `at` is the time in Unix seconds; by default, now."""
     span.set_attributes(attributes)
     span.end(None if at is None else nanoseconds(at))
 
@@ -90,7 +90,7 @@ class TrainerSpans:
         self._open: dict[str, Span] = {}
 
     def begin(self, request: RolloutRequest, done: "asyncio.Future[RolloutOutcome]") -> TraceContext | None:
-        """Begin the span of a rollout, which ends with `done`. Returns the trace context for its Init."""
+        """Begin the span of a rollout, which ends when `done` is done. Return the trace context for its Init."""
         group = request.group.id if request.group is not None else ""
         name, attributes = genai.invoke_agent(request.agent_loop, request.rollout_id, request.attempt, group)
         span = self._tracer.start_span(name, None, SpanKind.CLIENT, attributes)
@@ -113,7 +113,7 @@ class TrainerSpans:
 
     @contextmanager
     def chat(self, request: ChatRequest) -> Iterator[Span]:
-        """Begin the span of a policy call, and make it the current one for the block. answered() ends it."""
+        """Begin the span of a policy call, and make it the current span in the block. answered() ends it."""
         name, attributes = genai.chat(
             request.rollout_id, request.attempt, request.sample, request.chat_number, request.params, request.policy
         )
@@ -165,7 +165,7 @@ class RolloutSpans:
         self._open: dict[_Key, _Rollout] = {}
         for kind, sink in self._sinks().items():
             engine.log.add_sink(sink, kind)
-        engine.end_sinks.append(self._ended)  # it is called for each end, also while the journal cannot be written
+        engine.end_sinks.append(self._ended)  # also called while the journal cannot be written
 
     def _sinks(self) -> dict[type, Callable[[Any], None]]:
         return {
@@ -204,7 +204,7 @@ class RolloutSpans:
         self._continued(event)
 
     def _continued(self, event: TrajectoryEvent) -> _Rollout | None:
-        """Return the open spans of a rollout. For one of an earlier process, begin a span from its first event.
+        """Return the open spans of a rollout. If an earlier process began the rollout, begin a new span here.
 
         The span of the earlier process was never ended.
         """
@@ -218,7 +218,7 @@ class RolloutSpans:
     def _child(
         self, event: TrajectoryEvent, named: tuple[str, genai.Attributes], kind: SpanKind, before: float = 0.0
     ) -> Span | None:
-        """Begin a child of the rollout's span, `before` seconds before the event. None if the rollout has ended."""
+        """Begin a child of the rollout's span, `before` seconds before the event. Return None after the end."""
         found = self._open.get((event.rollout_id, event.attempt))
         if found is None:
             return None

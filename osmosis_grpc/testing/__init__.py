@@ -1,6 +1,6 @@
-"""The public test kit. It runs an agent loop without a server. `testing.raw` is for tests of other implementations."""
+"""The public test kit, which runs an agent loop without a server. Use `testing.raw` to test other implementations."""
 
-from osmosis_grpc.network import grpc_variables  # noqa: F401 - before anything imports grpc
+from osmosis_grpc.network import grpc_variables  # noqa: F401 - must come before anything that imports grpc
 
 # isort: split
 from osmosis_grpc.integrations._strands_messages import recorded_samples

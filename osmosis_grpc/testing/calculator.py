@@ -1,4 +1,4 @@
-"""A small agent that calculates with tools. The demo runs it, and it is an example for your own agent."""
+"""A small agent that calculates with tools. The demo runs it. Use it as an example for your own agent."""
 
 import math
 import re
@@ -39,7 +39,7 @@ TOOLS = (add, subtract, multiply, divide)
 
 
 def compute_reward(messages: Sequence[Message], truth: str | None) -> float | None:
-    """Return 1.0 if the last assistant message has the true number after ####, else 0.0; None without a truth.
+    """Return 1.0 if the last assistant message has the true number after ####, else 0.0. Return None without a truth.
 
     Args:
         messages: The conversation.
@@ -56,7 +56,7 @@ def compute_reward(messages: Sequence[Message], truth: str | None) -> float | No
 
 
 class CalculatorAgent(RolloutAgentLoop):
-    """Chats, runs the tools that the model calls, and ends when the model calls none."""
+    """Chats with the model and runs the tools that it calls, until it calls none."""
 
     name = "calculator"
     tools = TOOLS

@@ -1,6 +1,6 @@
-"""Runs an agent loop on a recording in this process, and finds the differences from the recording.
+"""Runs an agent loop on a recording, and finds where it differs from the recording.
 
-The agent loop runs on the real engine. The recording replaces the model, so nothing is sampled.
+The agent loop runs in this process, on the real engine. The recording replaces the model, so nothing is sampled.
 """
 
 import asyncio
@@ -31,26 +31,26 @@ from osmosis_grpc.protocol.wire.status import from_code
 from osmosis_grpc.records.local_host import ONE, LocalHost, local_peer
 
 WIDTH = 100
-"""A line of a difference has at most this many characters."""
+"""The most characters of a line of a difference."""
 MESSAGE = 4 * WIDTH
-"""A message of at most this many characters is shown on one line."""
+"""A message with at most this many characters is shown on one line."""
 LINES = 40
-"""At most this many lines of a difference are shown."""
+"""The most lines of a difference that are shown."""
 STOPPED = {"until_turn": "stopped at --until-turn", "recording_ended": "the recording ends with the last chat"}
-"""For each reason of an early stop, the text for people."""
+"""The text for each reason why a replay stopped early."""
 _ABSENT = object()
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A difference: its place, and a diff of the recorded text and the new text."""
+    """A difference: where it is, and a diff from the recorded text to the new text."""
 
     where: str
     diff: list[str]
 
     @classmethod
     def of(cls, where: str, recorded: Any, now: Any) -> "Difference":
-        """Return the difference of two JSON values at a place."""
+        """Return the difference between two JSON values. `where` is their place."""
         found = list(difflib.unified_diff(_lines(recorded), _lines(now), "recorded", "now", n=2, lineterm=""))
         return cls(where, found if len(found) <= LINES else [*found[:LINES], f"... {len(found) - LINES} lines more"])
 
@@ -66,7 +66,7 @@ class Row:
 
 
 class Recorded:
-    """Holds what the journal recorded about all runs of a rollout. Of a chat's entries, the last entry counts."""
+    """What the journal recorded about all runs of a rollout. If a chat was recorded several times, the last counts."""
 
     def __init__(
         self,
@@ -75,14 +75,14 @@ class Recorded:
         outcome: RolloutOutcome | None,
         trajectory: Sequence[TrajectoryEvent],
     ) -> None:
-        """`outcome` has all its tokens; None before the end. `trajectory` has the events of the attempt."""
+        """Read a recording. `outcome` has all tokens, and is None before the end. `trajectory` has the events."""
         self.request = request
         self.agent_loop = agent_loop
         self.outcome = outcome
         self.questions: dict[tuple[str, int], events.ChatRequested] = {}
         self.ends: dict[tuple[str, int], EventKind] = {}
         self.original: ForkedChats | None = None
-        """The chats that a fork has from its original; None if the rollout is not a fork."""
+        """The chats that a fork takes from its original; None if the rollout is not a fork."""
         if request.fork is not None:
             kinds = (events.ChatRequested, events.ChatAnswered)
             recorded = (event for event in trajectory if isinstance(event.kind, kinds))
@@ -93,7 +93,7 @@ class Recorded:
             if isinstance(kind, events.ChatRequested):
                 self.questions[kind.sample, kind.chat_number] = kind
             elif isinstance(kind, events.ChatAnswered) or (
-                # An aborted chat ends its rollout without an exception in the agent. Other failures raise in the agent.
+                # An aborted chat ends its rollout, and the agent sees no exception. Other failures raise in the agent.
                 isinstance(kind, events.ChatFailed) and not kind.will_retry and kind.code != Aborted.code
             ):
                 self.ends[kind.sample, kind.chat_number] = kind
@@ -108,7 +108,7 @@ class Recorded:
 
     @property
     def cut(self) -> str:
-        """Return the reason why the agent did not end by itself; empty if the agent ended by itself."""
+        """Why the agent did not end by itself; empty if it did."""
         outcome = self.outcome
         if outcome is None:
             return "it has not ended"
@@ -123,11 +123,11 @@ class Recorded:
 
 
 class _Stopped(Exception):
-    """The replay stops before the agent ends. The text is until_turn or recording_ended."""
+    """The replay stops before the agent ends. The text is the reason: until_turn or recording_ended."""
 
 
 class _Replaying:
-    """The trainer of the replay: answers from the recording and compares each chat with it."""
+    """The trainer of the replay. It answers from the recording, and compares each chat with it."""
 
     def __init__(self, recorded: Recorded, until_turn: int | None, show: Callable[[Row], object]) -> None:
         self._recorded = recorded
@@ -151,7 +151,7 @@ class _Replaying:
             row.tools.append(str((kind.call.get("function") or {}).get("name")))
 
     async def chat(self, request: ChatRequest, /) -> ChatResponse:
-        """Compare the question and return the recorded reply. A chat that is not recorded is never answered."""
+        """Compare the question, and return the recorded reply. Stop the replay at a chat that has none."""
         name = request.sample, request.chat_number
         if len(self.rows) == self._until:
             await self._stop("until_turn")
@@ -170,13 +170,13 @@ class _Replaying:
         self._callers[name] = row
 
     def flush(self) -> None:
-        """Show each chat that was not shown before."""
+        """Show the chats that were not shown before."""
         for row in self.rows[self._shown :]:
             self._show(row)
         self._shown = len(self.rows)
 
     async def _stop(self, why: str) -> NoReturn:
-        """Report the stop, and wait until the end of the engine cancels the agent."""
+        """Report the stop. Then wait for the engine to close, which cancels the agent."""
         if not self.ended.done():
             self.ended.set_exception(_Stopped(why))
         while True:
@@ -185,23 +185,23 @@ class _Replaying:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What an agent did on a recording, beside the recording."""
+    """What an agent did on a recording, compared with the recording."""
 
     rows: list[Row]
     """The chats that it asked."""
     outcome: RolloutOutcome | None
-    """None if the replay stopped before the agent ended."""
+    """The new outcome; None if the replay stopped before the agent ended."""
     stopped: str
-    """Why it stopped: until_turn, recording_ended, or empty."""
+    """Why the replay stopped early: until_turn or recording_ended; empty if it did not."""
     not_asked: list[tuple[str, int]]
     """The recorded chats that the agent did not ask, by sample and number."""
     why_not: str
-    """Why the result is not compared; empty if it is."""
+    """Why the results were not compared; empty if they were."""
     result: list[Difference]
-    """The differences of the result."""
+    """The differences between the results."""
 
     def differences(self) -> Iterator[tuple[tuple[str, int] | None, Difference]]:
-        """Yield each difference with its chat, or None for the result, in the order of chats."""
+        """Yield each difference with its chat, in the order of the chats. A difference of the result has None."""
         for row in self.rows:
             found = row.difference
             if found is not None:
@@ -219,16 +219,16 @@ async def compare(
     until_turn: int | None = None,
     show: Callable[[Row], object] = lambda row: None,
 ) -> Comparison:
-    """Run the agent on the recording, and compare what it does.
+    """Run an agent on a recording, and compare what it does with the recording.
 
     Args:
         agent_loop: The agent.
         recorded: The rollout.
         until_turn: Stop after this many chats.
-        show: Called with every chat.
+        show: Is called with every chat.
 
     Raises:
-        Internal: get_tools fails.
+        Internal: get_tools() fails.
     """
     replaying = _Replaying(recorded, until_turn, show)
     config = replace(ONE, trainer_grace=0.0)
@@ -250,7 +250,7 @@ async def compare(
 
 
 def question_difference(recorded: events.ChatRequested | None, now: events.ChatRequested) -> Difference | None:
-    """Return the first difference of two questions; None if they are equal."""
+    """Return the first difference between two questions, or None if they are equal."""
     if recorded is None:
         return Difference("chat", ["it was not asked when the rollout was recorded"])
     for where, before, after in _parts(recorded, now):
@@ -272,7 +272,7 @@ def _parts(recorded: events.ChatRequested, now: events.ChatRequested) -> Iterato
 
 
 def result_differences(recorded: RolloutOutcome, now: RolloutOutcome) -> list[Difference]:
-    """Return the differences of two results: status, reward, messages, tokens."""
+    """Return the differences between two results: their status, rewards, messages and tokens."""
     found = []
     for where, before, after in (
         ("status", _status(recorded), _status(now)),
@@ -320,7 +320,7 @@ def _tokens(sample: Any) -> list[dict[str, Any]]:
 
 
 def _lines(value: Any) -> list[str]:
-    """Return a JSON value as readable lines: texts unescaped, long lines wrapped."""
+    """Return a JSON value as readable lines. Texts are not escaped, and long lines are wrapped."""
     if value is _ABSENT:
         return []
     if isinstance(value, str):
@@ -342,7 +342,7 @@ def _lines(value: Any) -> list[str]:
 
 
 def _message(item: Any) -> list[str]:
-    """Return a short message as one line of JSON, so that a difference shows whole messages. Otherwise return []."""
+    """Return a short message as one line of JSON, so that a diff shows it whole. Return [] for other values."""
     if not isinstance(item, dict) or "role" not in item:
         return []
     text = json.dumps(item, ensure_ascii=False, sort_keys=True)

@@ -1,4 +1,4 @@
-"""Runs one rollout in this process with the real engine and a policy, without sockets."""
+"""Runs one rollout in this process, with the real engine and a policy but without sockets."""
 
 import uuid
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Two ends of a stream call in memory, for tests of code that uses a stream call."""
+"""A stream call in memory, to test code that uses one."""
 
 import asyncio
 from collections import deque
@@ -11,13 +11,13 @@ from osmosis_grpc.protocol.errors import Unavailable
 
 
 class StreamEnd:
-    """One end of a stream call in memory, a Duplex of osmosis_grpc.network.frame_stream. Made by stream_pair()."""
+    """One end of a stream call in memory. It is a Duplex of osmosis_grpc.network.frame_stream. See stream_pair()."""
 
     def __init__(self, wire: "_Wire", decode: Callable[[bytes], Any], inbox: deque[Any], outbox: deque[Any]) -> None:
         self.written: list[bytes] = []
         """The messages that this end has written, in order."""
         self.received = 0
-        """The bytes of the messages that this end has read."""
+        """The number of bytes in the messages that this end has read."""
         self._wire = wire
         self._decode = decode
         self._inbox = inbox
@@ -35,21 +35,21 @@ class StreamEnd:
 
     @property
     def sent(self) -> int:
-        """The bytes of the messages that this end has written."""
+        """The number of bytes in the messages that this end has written."""
         return sum(map(len, self.written))
 
     async def write(self, message: bytes) -> None:
-        """Wait until fewer than `capacity` unread messages wait, and write a message. Raises the error of cut()."""
+        """Write a message. First wait until fewer than `capacity` messages are unread. Raises the error of cut()."""
         await self._wire.until(lambda: len(self._outbox) < self._wire.capacity)
         self.written.append(message)
         self._put(message)
 
     async def done_writing(self) -> None:
-        """Half-close the stream: the other end reads grpc.aio.EOF after the last message."""
+        """Half-close the stream. The other end reads grpc.aio.EOF after the last message."""
         self._put(grpc.aio.EOF)
 
     def cut(self, error: Exception | None = None) -> None:
-        """Break both directions, unread messages included. Reads and writes raise `error`, or Unavailable."""
+        """Break both directions, and drop unread messages. Reads and writes raise `error`, by default Unavailable."""
         self._wire.error = error or Unavailable("the stream was cut")
         self._wire.changed.set()
 
@@ -82,7 +82,7 @@ def stream_pair(
     Args:
         first: Decodes the messages of the first end.
         second: Decodes the messages of the second end.
-        capacity: How many messages an end can write before the other end reads.
+        capacity: How many messages an end can write before the other end reads one.
     """
     wire = _Wire(capacity)
     there: deque[Any] = deque()

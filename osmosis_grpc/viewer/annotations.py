@@ -1,4 +1,4 @@
-"""The labels and notes of a rollout, which are annotations of its trainer and of people, and a form for new ones.
+"""Shows the labels and notes of a rollout, with a form for new ones. They are annotations by its trainer or by people.
 
 A server stores them with the call Annotate. In a folder that no server uses, the viewer opens the journal while it
 writes.
@@ -32,15 +32,15 @@ def scores_of(history: History) -> dict[str, float]:
 
 
 class Fate(NamedTuple):
-    """What the trainer did with a rollout. The newest annotation with a value counts."""
+    """What the trainer did with a rollout. Each field comes from the newest annotation that sets it."""
 
     trained: bool | None
     weight_step: str
     dropped: str
-    """Why the trainer dropped it; empty if it did not."""
+    """Why the trainer dropped it; empty if it was not dropped."""
     advantage: float | None
     reward: float | None
-    """The corrected reward of the rollout. A score of an eval function corrects nothing."""
+    """The corrected reward of the rollout; None without a correction. Scores of eval functions do not count."""
     consumed: float | None
     """The time of the trainer's annotation, in Unix seconds."""
 
@@ -67,7 +67,7 @@ def fate_of(history: History) -> Fate:
 
 
 def remarks_of(loaded: Loaded) -> dict[str, Any]:
-    """Return the values of the template of the remarks."""
+    """Return the values for the template of labels and notes."""
     notes = [event.annotation for event in loaded.history.annotated]
     ended = loaded.info.end_time is not None and not loaded.info.undelivered
     return {
@@ -78,7 +78,7 @@ def remarks_of(loaded: Loaded) -> dict[str, Any]:
 
 
 def router(pages: Pages) -> APIRouter:
-    """Return the routes of the remarks."""
+    """Return the routes of labels and notes."""
     routes = APIRouter()
 
     @routes.post("/rollout/annotate")
@@ -99,7 +99,7 @@ def router(pages: Pages) -> APIRouter:
 
 
 async def _given(request: Request) -> Annotation:
-    """Return the annotation of a form. Raises HTTPException with what is wrong."""
+    """Return the annotation that a form has. Raises HTTPException if the form is invalid; the message says why."""
     try:
         body = await read_within(request, FORM)
     except BodyRefused as error:

@@ -1,4 +1,4 @@
-"""viewer_app makes the application of the viewer, and serve_viewer serves it."""
+"""Creates the application of the viewer (viewer_app), and serves it (serve_viewer)."""
 
 import asyncio
 import socket
@@ -71,12 +71,17 @@ def viewer_app(
     share: float = SHARE,
     whole: bool = False,
 ) -> FastAPI:
-    """Return the application over an open source.
+    """Return the application for an open source.
 
-    `host` is the host that it will be bound to. With a `token`, or several, callers must send one. `words` are the
-    options with which the other commands read the same source, for commands to copy. `texts` decodes tokens; without
-    it, the page of tokens shows ids. `metrics` are those of the server. Live pages use at most a `share` of the time of
-    one processor. With `whole`, a page loads nothing later.
+    Args:
+        source: The source of the rollouts.
+        host: The host that the application will be bound to.
+        token: The token, or tokens, of which callers must send one; by default, none.
+        words: The options with which other commands read the same source, for commands to copy.
+        texts: Decodes tokens. Without it, the page of tokens shows ids.
+        metrics: The metrics of the server.
+        share: The largest share of one processor's time that live pages may use.
+        whole: Whether pages are complete at once, and load nothing later.
     """
     names = {host} if is_loopback(host) else {host, socket.gethostname()}
     tokens = token if isinstance(token, Tokens) else Tokens(token or ())
@@ -117,10 +122,10 @@ async def serve_viewer(
     share: float = SHARE,
     tls: ServerTls | None = None,
 ) -> AsyncIterator[HttpServer]:
-    """Serve the viewer of an open source, with `tls` over TLS. The other parameters are those of viewer_app.
+    """Serve the viewer of an open source. At the end, open streams end at once.
 
-    Raises OSError if the port is taken, and ValueError if other machines can reach the host and there is no `token`. At
-    the end, open streams end at once.
+    With `tls`, serve over TLS. See viewer_app for the other parameters. Raises OSError if the port is taken, and
+    ValueError if other machines can reach the host and there is no `token`.
     """
     if not is_loopback(host) and not token:
         raise ValueError(f"--host {host} can be reached from other machines, so it needs a token: --token-file FILE")

@@ -1,4 +1,4 @@
-"""Reads the model calls and tool calls of a rollout from its events, because lists do not have them."""
+"""Reads the model calls and tool calls of a rollout from its events, because lists of rollouts lack them."""
 
 from collections.abc import Iterable, Mapping
 from contextlib import aclosing
@@ -13,7 +13,7 @@ from osmosis_grpc.records.reading.source_port import Source
 Key = tuple[str, int]
 """The id and the attempt of a rollout."""
 TRUNCATED = frozenset(("length", "max_tokens", "max_turns"))
-"""The finish reasons of a reply or a rollout that a limit has cut."""
+"""The finish reasons of a reply or a rollout that a limit has cut off."""
 
 
 class ToolTime(NamedTuple):
@@ -22,19 +22,19 @@ class ToolTime(NamedTuple):
     name: str
     seconds: float
     sample: str = ""
-    """The sample and the turn that called it; empty and 0 if they are not known."""
+    """The sample of the turn that called the tool; empty if it is unknown, and then `turn` is 0."""
     turn: int = 0
     error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """The prompt of a turn has another token than the turn before it."""
+    """A turn whose prompt differs in a token from the turn before it."""
 
     sample: str
     turn: int
     index: int
-    """The index of the first token that differs, in the prompt."""
+    """The index in the prompt of the first token that differs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Calls:
     tokens: int = 0
     retries: int = 0
     truncated: bool = False
-    """Whether a limit of tokens or turns has cut a reply or the rollout."""
+    """Whether a limit of tokens or turns has cut off a reply or the rollout."""
     drifts: tuple[Drift, ...] = ()
 
     @property

@@ -1,4 +1,4 @@
-"""The page of curves: a reward histogram of each step with links to its rollouts, and rates for each step."""
+"""The page of curves. For each step, it shows rates, and a histogram of rewards with links to the rollouts."""
 
 import itertools
 import math
@@ -19,17 +19,17 @@ from osmosis_grpc.viewer.reads import Listed, Shared
 from osmosis_grpc.viewer.rollouts import ROWS
 
 MOST_BINS = 12
-"""The most bins. If there are not more values of rewards, each value has its own bin."""
+"""The most bins. If there are this many different rewards or fewer, each has its own bin."""
 SHADES = 5
 """The number of shades for bins in the style sheet."""
 OWN = {"steps": "20", "pass": "1", "by": ""}
-"""The parameters of the address that are not filters of `list`, and their defaults."""
+"""The parameters of the address that are not filters of `list`, with their defaults."""
 MOST_STEPS = 40
 MOST_TRAINER_STEPS = 400
 BY = ("", "trainer", "acceptance")
-"""What divides the rollouts: the steps of the trainer, or the order of acceptance. Empty: the trainer's if known."""
+"""How to divide the rollouts: by the trainer's steps, or by acceptance. Empty means the trainer's steps if known."""
 FULL = 4
-"""A step has at least this many rollouts, unless the address sets the number of steps."""
+"""The least rollouts of a step, unless the address sets the number of steps."""
 CURVES: tuple[tuple[str, str, dict[str, str]], ...] = (
     ("mean_reward", "mean reward", {}),
     ("pass_rate", "pass rate", {}),
@@ -43,16 +43,16 @@ CALL_CURVES: tuple[tuple[str, str, dict[str, str]], ...] = (
     ("truncated", "truncated", {}),
     ("tool_errors", "tool calls that raised", {}),
 )
-"""The same for the fields that need the calls of rollouts. The page loads them later."""
+"""The same for fields that are computed from the calls of rollouts. The page loads these curves later."""
 RATES = ("pass_rate", "truncated", "tool_errors", "tool_failures", "out_of_time")
 """The fields that are fractions of 1."""
 READ = {True: 400, False: 40}
-"""The most rollouts whose calls are read for the curves: of a folder, and of a server."""
+"""The most rollouts whose calls are read for the curves, for a folder (True) and for a server (False)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """The rollouts of a step with rewards from `low` to `high`, both included. They are rewards that occur."""
+    """The rollouts of a step with rewards from `low` to `high`, both inclusive. Both values occur as rewards."""
 
     count: int
     low: float = 0.0
@@ -62,7 +62,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Bin:
-    """Rewards from `low` to `high`, the rollouts that have them, and the cell of each step."""
+    """A bin of the histogram: rewards from `low` to `high`, the number of rollouts, and the cell of each step."""
 
     low: float
     high: float
@@ -72,16 +72,16 @@ class Bin:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Rollouts that were accepted one after the other.
+    """Rollouts that one step of the trainer used, or that were accepted one after the other.
 
-    Turns and tokens of replies are means of the ended rollouts. Rates are parts of these, of the rewards (`pass_rate`),
-    of the tool calls (`tool_errors`) or of the rollouts that were read (`truncated`).
+    `turns` and `tokens` (of replies) are means over the ended rollouts. Rates are fractions of the ended rollouts, of
+    the rewards (`pass_rate`), of the tool calls (`tool_errors`), or of the rollouts with calls read (`truncated`).
     """
 
     begin: float
-    """The first time of acceptance in the step, in Unix seconds."""
+    """When the first of its rollouts was accepted, in Unix seconds."""
     end: float
-    """The end of the step, in Unix seconds; its rollouts were accepted before."""
+    """The end of the step, in Unix seconds. None of its rollouts was accepted later."""
     rows: Sequence[RolloutInfo]
     name: str
     """The name of the trainer's step, or the number of the step."""
@@ -94,7 +94,7 @@ class Step:
     tool_failures: float | None
     out_of_time: float | None
     read: int = 0
-    """The number of its rollouts whose calls were read for the next two."""
+    """The number of its rollouts whose calls were read for `tool_errors` and `truncated`."""
     tool_errors: float | None = None
     truncated: float | None = None
 
@@ -104,12 +104,12 @@ class Step:
         return len(self.rows)
 
     def sample(self, most: int) -> Sequence[RolloutInfo]:
-        """Return at most this many of its ended rollouts, evenly chosen."""
+        """Return at most `most` of its ended rollouts, evenly spaced."""
         ended = [info for info in self.rows if info.end_time is not None]
         return ended[:: math.ceil(len(ended) / most)] if ended else ()
 
     def with_calls(self, calls: Mapping[Key, Calls]) -> "Step":
-        """Return the step with the rates that need the calls of its rollouts."""
+        """Return the step with the rates that are computed from the calls of its rollouts."""
         read = [calls[key] for info in self.rows if (key := (info.rollout_id, info.attempt)) in calls]
         tools = sum(len(each.tools) for each in read)
         return replace(
@@ -123,7 +123,7 @@ class Step:
 def steps_of(rows: Sequence[RolloutInfo], steps: int, passing: float) -> list[Step]:
     """Divide rollouts into at most `steps` steps of equal sizes, in the order of acceptance.
 
-    The limits of steps are whole milliseconds, so a link has short ones and selects the same rollouts.
+    Steps begin and end at whole milliseconds, so that a link to one is short and selects exactly its rollouts.
     """
     ordered = sorted(rows, key=lambda info: info.accept_time)
     if not ordered:
@@ -146,7 +146,7 @@ def steps_of(rows: Sequence[RolloutInfo], steps: int, passing: float) -> list[St
 def trainer_steps(rows: Sequence[RolloutInfo], names: Mapping[Key, str], passing: float) -> list[Step]:
     """Divide rollouts into the steps of the trainer that used them, in the order of the steps' numbers or times.
 
-    Rollouts that no step used are left out, and so are steps before the newest MOST_TRAINER_STEPS.
+    Skip rollouts that no step used. Keep only the newest MOST_TRAINER_STEPS steps.
     """
     parts: dict[str, list[RolloutInfo]] = {}
     for info in sorted(rows, key=lambda info: info.accept_time):
@@ -237,7 +237,7 @@ class Asked:
         if passing is math.inf or math.isnan(passing):
             raise FilterError("pass", f"{own['pass']!r} is not a reward; name one, for example 0.5")
         if own["by"] not in BY:
-            raise FilterError("by", f"{own['by']!r} divides nothing; name trainer or acceptance")
+            raise FilterError("by", f"{own['by']!r} is not a way to divide rollouts; name trainer or acceptance")
         return cls(options, passing, int(count) if request.query_params.get("steps") else None, own["by"])
 
     def steps_of(self, rows: Sequence[RolloutInfo]) -> list[Step]:
@@ -253,7 +253,7 @@ class Found:
     listed: Listed
     steps: list[Step]
     by_trainer: bool
-    """Whether the steps are those of the trainer."""
+    """Whether the rollouts are divided by the steps of the trainer."""
     called: bool = False
 
 
@@ -271,7 +271,7 @@ def router(pages: Pages) -> APIRouter:
         return Found(listed, await reads.aside(lambda: asked.steps_of(listed.rows)), False)
 
     async def read_calls(asked: Asked) -> Found:
-        """Return the same with the rates that need calls."""
+        """Return the values with the rates that are computed from calls."""
         found = await shared.get(asked)
         if not found.steps:
             return found

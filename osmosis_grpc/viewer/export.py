@@ -25,15 +25,15 @@ MOST_BYTES = 20_000_000
 SCRIPTS = ("theme.js", "page.js", "timeline.js")
 """The scripts of a folder. Other scripts need a viewer."""
 EVERY = 200
-"""The pages after which a line shows the progress."""
+"""How many pages are written between two lines that show the progress."""
 _CONTROLS = {"label", "input", "button", "script"}
-"""Elements that a file without scripts does not have."""
+"""Elements that are left out of a file without scripts."""
 _EMPTY = {"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "rect", "source", "wbr"}
 """Elements without content."""
 _POLICY = "default-src 'none'; style-src {style}; script-src {script}; img-src 'self' data:; base-uri 'none'"
 
 Key = tuple[str, str, str]
-"""A page: its path, the id or the token of a table, and the attempt."""
+"""A page: its path, its id (for a table, its page token), and the attempt."""
 Links = dict[Key, str]
 
 
@@ -43,7 +43,7 @@ class ExportError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What was written. `bytes` are those of all files."""
+    """What was written. `bytes` is the total size of all files."""
 
     rollouts: int
     files: int
@@ -53,7 +53,7 @@ class Exported:
 async def write_folder(source: Source, target: Path, listed: ListOptions, say: Callable[[str], None]) -> Exported:
     """Write the table, the rollouts and their groups to a new folder. index.html is the table.
 
-    Raises FilterError, SourceError, ExportError, and OSError if the folder is there already.
+    Raises FilterError, SourceError, ExportError, and OSError if the folder exists.
     """
     pages = _Pages(source, listed)
     with new_folder(target) as new:
@@ -78,7 +78,7 @@ async def write_folder(source: Source, target: Path, listed: ListOptions, say: C
 async def write_file(source: Source, target: Path, listed: ListOptions, say: Callable[[str], None]) -> Exported:
     """Write the table and the rollouts to one file without scripts.
 
-    Raises FilterError, SourceError, ExportError if the file would be too large, and OSError if it is there already.
+    Raises FilterError, SourceError, ExportError if the file would be too large, and OSError if it exists.
     """
     _check_new(target)
     pages = _Pages(source, listed)
@@ -129,7 +129,7 @@ class _Pages:
         self._tables: dict[str, str] = {}
 
     async def table(self) -> dict[int, str]:
-        """Read the tables, and return the token of each. Collects the rollouts and groups that they name."""
+        """Read all pages of the table, and collect their rollouts and groups. Return the tokens of the pages."""
         left, token = self._listed.limit, ""
         found: dict[int, str] = {}
         while True:
@@ -193,7 +193,7 @@ class _Pages:
 
 
 def _key(href: str) -> tuple[str, str, str] | None:
-    """Return the page to which a link leads, or None if the export cannot have it."""
+    """Return the page to which a link leads, or None if the export cannot contain that page."""
     at = urlsplit(href)
     query = parse_qs(at.query)
     if at.path == "/" and ("page" in query or not query):
@@ -214,7 +214,7 @@ def _name(key: tuple[str, str, str]) -> str:
 
 
 def _is_whole(listed: ListOptions) -> bool:
-    """Return whether groups are selected wholly, so that the page of a group shows no other rollouts."""
+    """Return whether the filters select whole groups, so that the page of a group shows only exported rollouts."""
     return replace(listed, group="", limit=0) == ListOptions(limit=0) and not listed.limit
 
 
@@ -234,7 +234,7 @@ class _Links(HTMLParser):
 
 
 class _Rewriter(HTMLParser):
-    """Writes a page again with the links of the export. `single` also leaves out ids, buttons and scripts."""
+    """Rewrites a page with the links of the export. With `single`, also leaves out ids, buttons and scripts."""
 
     def __init__(self, links: Links, *, single: bool) -> None:
         super().__init__(convert_charrefs=False)

@@ -1,4 +1,4 @@
-"""The page of the findings that users need first: failures, slow tools, drifted tokens, and groups of equal rewards."""
+"""The page of findings: what users need to see first, such as failures, slow tools, token drift, and equal rewards."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from osmosis_grpc.viewer.reads import MOST_ROWS, Listed, Shared
 STALLED = 60.0
 """An unfinished rollout has stalled after this many seconds without an event."""
 READ = {True: 200, False: 40}
-"""The newest ended rollouts whose calls are read: of a folder, and of a server."""
+"""How many of the newest ended rollouts have their calls read, for a folder (True) and for a server (False)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class Equal:
-    """A group whose rollouts have ended with equal rewards, so a group-relative advantage is zero."""
+    """A group whose rollouts all ended with the same reward, so their group-relative advantage is zero."""
 
     group: str
     rollouts: int
@@ -54,7 +54,7 @@ class Equal:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """The findings of some rollouts."""
+    """The findings in some rollouts."""
 
     failures: tuple[Failures, ...]
     tools: tuple[Tool, ...]
@@ -66,7 +66,7 @@ class Findings:
 
 
 def findings(rows: Sequence[RolloutInfo], calls: Mapping[Key, Calls], now: float) -> Findings:
-    """Return the findings of rollouts, the newest of which comes first. `calls` has the calls of some of them."""
+    """Return the findings in rollouts, which are given newest first. `calls` has the calls of some of them."""
     read = [(info, calls[key]) for info in rows if (key := (info.rollout_id, info.attempt)) in calls]
     equal, groups = _equal(rows)
     return Findings(

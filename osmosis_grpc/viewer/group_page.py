@@ -17,7 +17,7 @@ from osmosis_grpc.viewer.pages import Pages, filter_values, options_in
 from osmosis_grpc.viewer.reads import MOST_ROWS, Recent
 
 COMPARISONS = 4
-"""The most comparisons in memory."""
+"""The most comparisons kept in memory."""
 
 
 class _Group(NamedTuple):
@@ -38,7 +38,7 @@ def router(pages: Pages) -> APIRouter:
     recent: Recent[Comparison] = Recent(COMPARISONS)
 
     async def compare(options: ListOptions, *, by_time: bool) -> Comparison:
-        """Return the rollouts that match. Only changed ones are read."""
+        """Return the rollouts that match, side by side. Read only those that have changed."""
         listed = await pages.reads.listed(options)
         before = recent.get(options, lambda it: math.inf)
         known = before.lanes if before is not None else ()

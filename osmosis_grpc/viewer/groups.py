@@ -21,9 +21,9 @@ from osmosis_grpc.viewer.turns import Axis, Bar, calls_of
 MOST_LANES = 64
 """The most rollouts that a page compares."""
 MOST_CELLS = 1000
-"""The most turns of all rollouts on a page, which has at least 8 of each."""
+"""The most turns on a page, over all rollouts. At least 8 turns of each rollout are shown."""
 MOST_TICKS = 4
-"""The most steps of a time axis."""
+"""The most divisions of a time axis."""
 SLIVER = 2.0
 """The least width of a part of a bar, in units. It is small, because the lane of a long rollout has many parts."""
 MARK = 6.0
@@ -74,18 +74,18 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class TurnLine:
-    """The turns of all rollouts that have the same name. A rollout without this turn has None."""
+    """The turns with the same name, one of each rollout. It is None for a rollout without this turn."""
 
     name: str
     cells: tuple[Turn | None, ...]
     differs: bool
-    """Whether it is the first one in which the replies differ."""
+    """Whether it is the first line in which the replies differ."""
     letters: tuple[str, ...]
     """For the first differing turn, a letter for each reply; equal replies have equal letters."""
 
 
 class RewardStatistics(ABC):
-    """What a page says of the rewards of several rollouts."""
+    """Statistics of the rewards of several rollouts."""
 
     __slots__ = ()
 
@@ -111,13 +111,13 @@ class Comparison(RewardStatistics):
 
     lanes: tuple[Lane, ...]
     now: float
-    """The time for which they are shown, in Unix seconds."""
+    """The time as of which they are shown, in Unix seconds."""
     stopped: bool
     left_out: int = 0
 
     @property
     def open(self) -> bool:
-        """Whether a rollout has not ended, or is not delivered, while a server runs."""
+        """Whether a server runs and a rollout is unfinished or undelivered."""
         return not self.stopped and any(each.info.end_time is None or each.info.undelivered for each in self.lanes)
 
     @property
@@ -126,7 +126,7 @@ class Comparison(RewardStatistics):
 
     @property
     def no_variance(self) -> bool:
-        """Whether all rollouts have ended, and those with a reward have the same one."""
+        """Whether all rollouts have ended, and all their rewards are the same."""
         ended = all(lane.info.end_time is not None for lane in self.lanes)
         return ended and len(self.rewards) > 1 and all_equal(self.rewards)
 
@@ -192,7 +192,7 @@ class Comparison(RewardStatistics):
         return lines
 
     def _letters(self, cells: Sequence[Turn | None]) -> tuple[str, ...]:
-        """Return a letter for each reply. A rollout that still waits for its reply has an empty one."""
+        """Return a letter for each reply. It is empty for a rollout that still waits for its reply."""
         known: dict[str | None, str] = {}
         letters = []
         for lane, cell in zip(self.lanes, cells, strict=True):
@@ -207,9 +207,9 @@ class Comparison(RewardStatistics):
 async def read_lanes(
     source: Source, rows: Sequence[RolloutInfo], known: Sequence[Lane], *, by_time: bool = False
 ) -> list[Lane]:
-    """Return the rollouts of these rows, in the order of the group, or of their acceptance.
+    """Return the rollouts of these rows in the order of their group or, with `by_time`, of their acceptance.
 
-    A known rollout that has not changed is not read.
+    A rollout in `known` is read again only if it has changed.
     """
     before = {(lane.info.rollout_id, lane.info.attempt): lane for lane in known}
     newest: dict[str, RolloutInfo] = {}
@@ -252,7 +252,7 @@ def _turn(chat: Chat) -> Turn:
 
 
 def _value(reply: Message) -> str:
-    """Return a reply for a comparison by value, without the ids of tool calls, which samplers make up."""
+    """Return a reply as a text to compare. It leaves out the ids of tool calls, which samplers make up."""
     functions = [mapping(call.get("function")) for call in mappings(reply.get("tool_calls"))]
     calls = [{name: _parsed(part) for name, part in function.items()} for function in functions]
     rest = {name: value for name, value in reply.items() if name != "tool_calls" and value not in (None, "", ())}

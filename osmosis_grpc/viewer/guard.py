@@ -1,8 +1,9 @@
-"""Checks each request to the viewer, and adds the headers that keep other pages and hosts out.
+"""Checks each request to the viewer, and adds headers that keep other sites out.
 
-A web page of another host must not read rollouts. So the Host header must name this machine (DNS rebinding). A request
-that changes something must come from the viewer's own pages. Other sites may link to the viewer, but may not load
-anything from it. No page may be framed or load anything from elsewhere. The number of concurrent requests is limited.
+A page of another site must not read rollouts. So the Host header must name this machine, which stops DNS rebinding. A
+request that changes something must come from the viewer's own pages. Other sites may link to the viewer, but may not
+load anything from it. The viewer's pages cannot be framed, and cannot load anything from elsewhere. The number of
+concurrent requests is limited.
 """
 
 import hmac
@@ -19,10 +20,10 @@ from osmosis_grpc.network.bearer_tokens import Tokens
 from osmosis_grpc.network.http.guard import is_local_name
 
 COOKIE = "osmosis_view"
-"""The prefix of a cookie's name, before the port. Browsers send a cookie to all ports of a host."""
+"""The prefix of the cookie's name. The port follows, because browsers send a cookie to all ports of a host."""
 SAFE = frozenset(("GET", "HEAD"))
 MOST_QUERY = 8192
-"""The most bytes of a query, which each link of a page repeats."""
+"""The most bytes of a query. It is limited because each link of a page repeats the query."""
 MOST_STREAMS = 64
 """The most live pages at once. They share the time for updates (live.py)."""
 MOST_REQUESTS = 64
@@ -44,8 +45,8 @@ HEADERS = {
 class ViewGuard:
     """ASGI middleware of the viewer.
 
-    `names` are the host names that a request may have besides localhost and addresses. With `tokens`, a browser sends
-    one of them once as `?token=`, and then gets a cookie. Programs send it in the header Authorization: Bearer.
+    `names` are the host names that a request may use besides localhost and addresses. With `tokens`, a browser sends
+    one of them once, as `?token=`, and then gets a cookie. Programs send a token in the header Authorization: Bearer.
     """
 
     def __init__(self, app: ASGIApp, *, names: Collection[str], tokens: Tokens) -> None:
@@ -53,7 +54,7 @@ class ViewGuard:
         self._names = frozenset(name.strip("[]").lower() for name in names)
         self._tokens = tokens
         self._session = secrets.token_urlsafe(32)
-        """The value of the cookie. A restart of the viewer makes a new one."""
+        """The value of the cookie. It changes when the viewer restarts."""
         self._open = dict.fromkeys(MOST, 0)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -83,18 +84,18 @@ class ViewGuard:
             self._open[kind] -= 1
 
     def _busy(self, kind: str) -> Response | None:
-        """Return 503 if the most requests of a kind are open."""
+        """Return 503 if too many requests of a kind are open."""
         if self._open[kind] < MOST[kind]:
             return None
-        follows = f"{MOST_STREAMS} pages are already following; close some"
+        follows = f"{MOST_STREAMS} live pages are already open; close some"
         what = follows if kind == "stream" else "too many requests; try again"
         return PlainTextResponse(f"the viewer is busy: {what}", 503, {"retry-after": "2"})
 
     def _refusal(self, scope: Scope) -> Response | None:
-        """Return 403 for a host name that is not this machine's, and for requests of other pages that load or change
-        something.
+        """Return the refusal of a request, or None if it is allowed.
 
-        Return 414 for an address that is too long.
+        The refusal is 403 for a host name that is not this machine's, and if a page of another site loads or changes
+        something. It is 414 for an address that is too long.
         """
         headers = Headers(scope=scope)
         host = headers.get("host", "")
@@ -121,7 +122,7 @@ class ViewGuard:
         query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         shown = [text for key, text in query if key == "token"]
         if shown and scope["method"] in SAFE and (known or any(self._tokens.owner(text) is not None for text in shown)):
-            # Also for a caller with a cookie, so that the token is not in the address of the page.
+            # Redirect also a caller with a cookie, so that the token is not in the address of the page.
             rest = urlencode([(key, text) for key, text in query if key != "token"])
             path = "/" + str(scope["path"]).lstrip("/\\")  # never //host, which names another host
             answer = RedirectResponse(f"{path}?{rest}" if rest else path, 303)

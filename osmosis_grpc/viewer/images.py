@@ -1,4 +1,4 @@
-"""Finds the images in messages. A page shows only images that the rollout has, and loads none from elsewhere."""
+"""Finds the images in messages. Pages show only images that are part of a rollout, and load none from elsewhere."""
 
 import base64
 import binascii
@@ -12,7 +12,7 @@ from osmosis_grpc.records.reading.history import History
 from osmosis_grpc.records.reading.message_text import mapping, mappings, text_of
 
 TYPES = frozenset(("image/png", "image/jpeg", "image/gif", "image/webp"))
-"""The types of images that are shown. SVG is not shown, because it may have scripts."""
+"""The types of images that are shown. SVG is missing, because it can contain scripts."""
 DIGEST_CHARS = 32
 _BASE64 = re.compile(r"[A-Za-z0-9+/]+={0,2}")
 
@@ -27,17 +27,17 @@ class Part:
 
     @property
     def digest(self) -> str:
-        """The name of the image in an address."""
+        """The name that the image has in an address."""
         return digest_of(self.url)
 
 
 def digest_of(url: str) -> str:
-    """Return the name of an image in an address."""
+    """Return the name that an image has in an address."""
     return hashlib.sha256(url.encode()).hexdigest()[:DIGEST_CHARS]
 
 
 def parts_of(content: Any) -> list[Part]:
-    """Return the parts of a message's content. Texts that follow each other are one part."""
+    """Return the parts of a message's content. Join adjacent texts to one part."""
     parts = mappings(content)
     if not any(map(_url, parts)):
         text = text_of(content)

@@ -1,6 +1,6 @@
 """Streams the changes of live pages to browsers as server-sent events.
 
-All live pages together use at most a share of the processor time, so expensive updates are less frequent.
+All live pages together use at most a share of the processor time. So expensive updates come less often.
 """
 
 import asyncio
@@ -27,9 +27,9 @@ CALM = 5.0
 SHARE = 0.04
 """The share of one processor's time that the pages of `view` may use, in the viewer and in the server."""
 AGENTS_SHARE = 0.015
-"""The same for the pages of `serve --view`, which has agents in its process."""
+"""The same for the pages of `serve --view`, where agents run in the same process."""
 PING = 15
-"""Seconds between two lines that keep a quiet connection open."""
+"""Seconds between two comments that keep an idle connection open."""
 Sent = Iterable[tuple[str, str]]
 Wait = Callable[[float, float, bool], Awaitable[bool]]
 """Waits for the next update; see Feeds._wait."""
@@ -47,7 +47,7 @@ _COST: ContextVar[Cost | None] = ContextVar("cost", default=None)
 
 @contextmanager
 def counted() -> Iterator[Cost]:
-    """Yield the cost of the work in the block, also of its work on other threads. It counts for outer blocks, too."""
+    """Measure the cost of the work in the block, including its work on other threads. Outer blocks count it, too."""
     outer, cost = _COST.get(), Cost()
     token = _COST.set(cost)
     try:
@@ -60,9 +60,9 @@ def counted() -> Iterator[Cost]:
 
 @contextmanager
 def spending(clock: Callable[[], float] = time.thread_time) -> Iterator[None]:
-    """Add the seconds of the block to the cost, by default the processor time of this thread.
+    """Add the time of the block to the cost. By default, it is the processor time of this thread.
 
-    A block that awaits needs another clock.
+    Pass another clock for a block that awaits.
     """
     began = clock()
     try:
@@ -74,7 +74,7 @@ def spending(clock: Callable[[], float] = time.thread_time) -> Iterator[None]:
 
 
 async def aside(compute: Callable[[], T], limiter: anyio.CapacityLimiter | None = None) -> T:
-    """Return the result of a slow function. It runs on another thread, and counts for the cost."""
+    """Run a slow function on another thread, and return its result. Its time counts as cost."""
 
     def run() -> T:
         with spending():
@@ -84,7 +84,7 @@ async def aside(compute: Callable[[], T], limiter: anyio.CapacityLimiter | None 
 
 
 def pause(cost: float, pages: int, share: float, *, calm: bool = False) -> float:
-    """Return the seconds between two updates, if each of this many pages has updates with this cost."""
+    """Return how many seconds to wait between two updates, if each of `pages` pages has updates with this cost."""
     return max(CALM if calm else PAUSE, cost * pages / share)
 
 
@@ -99,9 +99,9 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class Feed(Generic[T]):
-    """The changing content of a page. `shown` renders the result of `look` each time that its `key` changes.
+    """The changing content of a page. `look` reads it, and `shown` renders it each time that its `key` changes.
 
-    After a result that has `ended`, `look` is not called again. `calm` is that of pause().
+    `look` is not called again after a result for which `ended` is true. `calm` is passed to pause().
     """
 
     look: Callable[[], Awaitable[T]]
@@ -132,7 +132,8 @@ class Feeds:
     async def _events(self, followed: "_Followed[Any]") -> AsyncIterator[bytes]:
         opened, seen, missed = time.monotonic(), 0, 0
         while True:
-            # This page may be newer than the last update of other pages, so it gets none that is older than a pause.
+            # The page was rendered when it was opened, so it may be newer than the last update of other pages. Skip an
+            # update that began more than a pause before that.
             update = await followed.update(seen, opened - PAUSE, self._wait)
             if update is None:
                 return
@@ -148,7 +149,7 @@ class Feeds:
             seen = update.number
 
     async def _wait(self, began: float, cost: float, calm: bool) -> bool:
-        """Wait for the next update after one that began at this time. Return whether there is one."""
+        """Wait until the next update is due, given when the last one began. Return False if there will be none."""
         if self._stopping.is_set():
             return False
         left = began + pause(cost, len(self._open), self._share, calm=calm) - time.monotonic()
@@ -160,7 +161,7 @@ class Feeds:
 
 
 class _Followed(Generic[T]):
-    """A feed while pages show it. The page that has waited longest makes the update for all."""
+    """A feed that open pages show. The page that has waited longest makes the next update for all of them."""
 
     def __init__(self, feed: Feed[T]) -> None:
         self._feed = feed
@@ -173,7 +174,7 @@ class _Followed(Generic[T]):
     async def update(
         self, seen: int, since: float, wait: Callable[[float, float, bool], Awaitable[bool]]
     ) -> Update | None:
-        """Return an update that is newer than the one that the page has; None if there will be no more."""
+        """Return an update newer than number `seen` that began at `since` or later, or None if there will be none."""
         while True:
             async with self._turn:
                 if self._newest.number > seen and self._began >= since:

@@ -1,7 +1,7 @@
-"""Reads the metrics of a server: event-loop lag, latencies, callback attempts, and its calls with their status codes.
+"""Reads the metrics of a server: event-loop lag, latencies, callback attempts, and calls with their status codes.
 
-The viewer reads the page /metrics as Prometheus does, at most every EVERY seconds while a page shows it. `serve --view`
-reads the same page within the process.
+While a page shows the metrics, the viewer reads the address /metrics, as Prometheus does, at most once in EVERY
+seconds. `serve --view` reads the same text within the process.
 """
 
 import asyncio
@@ -24,16 +24,16 @@ from osmosis_grpc.server.attachment import Attachment
 from osmosis_grpc.viewer.live import aside
 
 EVERY = 5.0
-"""Seconds for which a read of the metrics is reused."""
+"""How many seconds to reuse the metrics before they are read again."""
 RECENT = 60.0
-"""The seconds that recent numbers cover."""
+"""How many seconds the recent numbers cover."""
 LAGS = 240
 """The most points in a chart of the event-loop lag."""
 TIMEOUT = 5.0
 MOST_BYTES = 4_000_000
 
 Name = tuple[str, frozenset[tuple[str, str]]]
-"""The name of a sample, and its labels."""
+"""The name of a Prometheus sample, and its labels."""
 Samples = Mapping[Name, float]
 LAG = "osmosis_event_loop_lag_seconds"
 CHATS = "osmosis_llm_call_duration_seconds"
@@ -55,7 +55,7 @@ class Spread:
     p95: float
     p99: float
     most: float | None
-    """The upper bound of the highest bucket that has a value; None for the bucket without one."""
+    """The upper bound of the highest bucket that has a value; None if that bucket is unbounded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Lag:
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """The calls of one method that the server answers."""
+    """The calls of one method that the server has answered."""
 
     method: str
     open: int
@@ -90,7 +90,7 @@ class Numbers:
     lag: Spread | None
     recent_lag: Spread | None
     lags: tuple[Lag, ...]
-    """The lag between the reads so far, at most LAGS, the oldest first."""
+    """The lag between each two reads, the oldest first, at most LAGS."""
     chats: Spread | None
     tools: tuple[tuple[str, Spread], ...]
     attempts: int
@@ -101,7 +101,7 @@ class Numbers:
 
     @property
     def codes(self) -> tuple[tuple[str, int, int], ...]:
-        """Each status code with its number since the start, and in the last RECENT seconds."""
+        """Each status code, with the number of calls since the start and in the last RECENT seconds."""
         total, recent = Counter[str](), Counter[str]()
         for each in self.calls:
             total.update(dict(each.codes))
@@ -143,7 +143,7 @@ class Metrics:
 def scraped(address: str, token: str = "", ca: str | None = None) -> Metrics:
     """Return the metrics of HOST:PORT, or of an address that begins with http:// or https://.
 
-    The token is sent only over https or to this machine. Raises ValueError for another address.
+    The token is sent only over https or to this machine. Raises ValueError if the address has another form.
     """
     given = address if "://" in address else f"http://{address}"
     parts = urlsplit(given)
@@ -197,7 +197,7 @@ def _difference(new: Samples, old: Samples) -> Samples:
 
 
 def _numbers(where: str, then: float, old: Samples, now: float, new: Samples, lags: tuple[Lag, ...]) -> Numbers:
-    """Return the numbers of the newest page; recent ones are the difference from the old page."""
+    """Return the numbers of the newest page. Recent numbers are its differences from the old page."""
     recent = _difference(new, old)
     tools = sorted({dict(labels).get("tool", "") for name, labels in new if name == f"{TOOLS}_count"})
     spreads = ((tool, _spread(new, TOOLS, tool=tool)) for tool in tools)

@@ -1,4 +1,4 @@
-"""Renders the templates. Also has the formats of numbers and times, addresses, and commands to copy of all pages."""
+"""Renders the templates. Also formats what all pages share: numbers, times, addresses, and commands to copy."""
 
 import json
 import shlex
@@ -29,7 +29,7 @@ A = TypeVar("A", bound=Hashable)
 T = TypeVar("T")
 TEMPLATES = Path(__file__).parent / "templates"
 MOST_CHARS = 20_000
-"""A text is cut after this many characters. The record of its turn has the whole text."""
+"""A text is cut off after this many characters. The record of its turn has the whole text."""
 KINDS = {
     RolloutState.COMPLETED: "good",
     RolloutState.FAILED: "bad",
@@ -38,14 +38,14 @@ KINDS = {
     RolloutState.RUNNING: "live",
     RolloutState.REPORTING: "live",
 }
-"""The colours of states. States without a colour are waiting."""
+"""The colours of states. All other states have the colour of waiting."""
 
 
 class Texts(Protocol):
     """Decodes tokens, such as TokenTexts of a model's folder."""
 
     def of(self, ids: Iterable[int], /) -> list[str]:
-        """Return the text of each id; empty for an id without one."""
+        """Return the text of each id; empty if an id has none."""
 
 
 class Pages:
@@ -66,7 +66,7 @@ class Pages:
         self.metrics = metrics
         self.feeds = feeds
         self.whole = whole
-        """Whether pages are complete without later loads, because they become files."""
+        """Whether pages load nothing later, because they become files."""
         self._words = words
         self._templates = Environment(
             loader=FileSystemLoader(TEMPLATES),
@@ -101,7 +101,7 @@ class Pages:
         }
 
     def text(self, template: str, **values: Any) -> str:
-        """Return a rendered template. A lone surrogate, which UTF-8 cannot encode, becomes a question mark."""
+        """Render a template. Replace lone surrogates, which UTF-8 cannot encode, by question marks."""
         text = str(self._templates.get_template(template).render(**values))
         return text.encode("utf-8", "replace").decode()
 
@@ -137,10 +137,10 @@ class Pages:
             asked: Returns the parameters of a page's address.
             read: Returns the content of the page.
             values: Returns the values of the templates.
-            key: See Feed, also for `ended` and `calm`.
-            ended: Whether nothing can change any more.
-            later: Returns the content of the stream, if it is more than that of the page.
-            calm: Whether users study the page for longer.
+            key: Returns a value that changes when the content must be rendered again.
+            ended: Returns whether the content can no longer change.
+            later: Returns the content of the stream, if it has more than `read` returns.
+            calm: Whether updates are rare, because users study the page for longer.
         """
 
         @routes.get(f"/{name}")
@@ -158,7 +158,7 @@ class Pages:
             return self.feeds.stream((name, wanted), Feed(lambda: (later or read)(wanted), key, shown, ended, calm))
 
     async def numbers(self) -> tuple[Numbers | None, str]:
-        """Return the newest metrics of the server, None without any, and why they cannot be read."""
+        """Return the newest metrics of the server, or None, and why they could not be read."""
         if self.metrics is None:
             return None, ""
         try:
@@ -167,7 +167,7 @@ class Pages:
             return None, str(error)
 
     def command(self, name: str, *words: object) -> str:
-        """Return the command line that shows the same as a page."""
+        """Return the command line that prints what a page shows."""
         where = self._words.removeprefix("--from ") if name == "ping" else self._words  # it takes the server as it is
         return printable(shlex.join(["osmosis-grpc", name, *map(str, words)]) + f" {where}".rstrip())
 
@@ -184,24 +184,24 @@ def address(path: str, **query: Any) -> str:
 
 
 def number(value: float | None) -> str:
-    """Return a number with at most four significant digits; empty for None."""
+    """Format a number with at most four significant digits. None becomes an empty text."""
     return "" if value is None else f"{value:.4g}"
 
 
 def duration(seconds: float) -> str:
-    """Return a duration: milliseconds below a second, else as the commands show it."""
+    """Format a duration: in milliseconds below a second, else as the commands do."""
     if seconds < 1:
         return "<1 ms" if 0 < seconds < 0.0005 else f"{max(0.0, 1000 * seconds):.0f} ms"
     return spaced(seconds)
 
 
 def spaced(seconds: float) -> str:
-    """Return a duration as the commands show it, with a space before its unit."""
+    """Format a duration as the commands do, with a space before its unit."""
     return span(seconds).replace("s", " s")
 
 
 def size(count: float) -> str:
-    """Return a number of bytes with at most three significant digits."""
+    """Format a number of bytes with at most three significant digits."""
     for unit in ("B", "KB", "MB", "GB"):
         if count < 1000 or unit == "GB":
             break
@@ -215,12 +215,12 @@ def date(seconds: float) -> str:
 
 
 def when(seconds: float, now: float) -> str:
-    """Return a time in UTC, without its date if that is the date of `now`."""
+    """Return a time in UTC. Leave out its date if it is the date of `now`."""
     return date(seconds)[11:] if date(seconds)[:10] == date(now)[:10] else date(seconds)
 
 
 def shown(text: Any) -> str:
-    """Return a text with escapes for characters that are not printable, cut if it is very long."""
+    """Escape the characters of a text that are not printable, and cut it off if it is very long."""
     return printable(str(text)[:MOST_CHARS], keep="\n\t")
 
 
@@ -231,7 +231,7 @@ def line(text: Any, most: int = 160) -> str:
 
 
 def as_json(value: Any) -> str:
-    """Return a value as JSON with indents. A text that has JSON is read first."""
+    """Return a value as indented JSON. Parse a text first if it is JSON."""
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -241,12 +241,12 @@ def as_json(value: Any) -> str:
 
 
 def options_in(request: Request, limit: int, own: Collection[str] = ()) -> ListOptions:
-    """Return the filters of an address, with this limit if it has none. `own` are not filters. Raises FilterError."""
+    """Return the filters of an address, by default with `limit`. Ignore the parameters `own`. Raises FilterError."""
     options = options_of(pair for pair in request.query_params.multi_items() if pair[0] not in own)
     return options if "limit" in request.query_params else replace(options, limit=limit)
 
 
 def filter_values(options: ListOptions, limit: int) -> dict[str, Any]:
-    """Return the filters for a template, and the query that has them. The usual limit is left out."""
+    """Return the filters and their query, for a template. Leave out the limit if it is `limit`."""
     filters = [pair for pair in pairs_of(options) if pair != ("limit", f"{limit}")]
     return {"filters": filters, "query": urlencode(filters)}

@@ -1,7 +1,7 @@
-"""Reads rollouts for the pages, off the event loop and not more often than needed.
+"""Reads rollouts for the pages, outside the event loop and only as often as needed.
 
-A state folder is read on other threads. At most one list a second is requested from a server, however many pages are
-open; a newer list is reused. live.py measures the cost of the reads.
+A state folder is read on other threads. A server is asked for at most about one list a second, however many pages are
+open, because pages share a list until it is too old. live.py measures the cost of the reads.
 """
 
 import asyncio
@@ -28,30 +28,30 @@ from osmosis_grpc.viewer.tasks import Task, read_steps, read_tasks
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
 READS = 2
-"""The most reads of a source at once, and the threads that read a folder."""
+"""The most concurrent reads of a source, which is also the number of threads that read a folder."""
 LASTS = 0.9
-"""The age up to which a list or an unfinished rollout is reused. Live pages have longer pauses."""
+"""How many seconds to reuse a list or an unfinished rollout. It is less than the pause between two live updates."""
 STEP = "step:"
-"""A word of a search that begins with it names a step of the trainer, such as step:9."""
+"""The prefix of a search word that names a step of the trainer, such as step:9."""
 ENDED_FOR = 10.0
-"""Seconds for which an ended rollout is reused. Annotations may follow its end."""
+"""How many seconds to reuse an ended rollout. It is limited because annotations may follow the end."""
 LISTS = 8
 ROLLOUTS = 4
-"""The most lists and rollouts in memory."""
+"""The most lists, and the most rollouts, in memory."""
 SHARE = 0.1
-"""An expensive value is reused for so long that its reads take at most this share of the time."""
+"""Expensive values are reused longer, so that reading one takes at most this share of the time."""
 KEPT = 4
-"""The most values of a page in memory. One may have 10,000 rollouts."""
+"""The most values of one page that are kept in memory. A single value may have 10,000 rollouts."""
 CALLS = 2_000
-"""About the most rollouts whose calls are in memory."""
+"""About how many rollouts may have their calls in memory."""
 TASKS = 20_000
-"""About the most rollouts whose tasks and steps are in memory."""
+"""About how many rollouts may have their tasks and steps in memory."""
 ASKED = 40
-"""The most tasks that one list reads from a server; a later list reads more. A folder's are read at once."""
+"""The most tasks that one list reads from a server. Later lists read the rest. A folder's are read all at once."""
 MOST_ROWS = 500
 """The most rollouts of a page."""
 SEARCHED = {True: 10_000, False: MOST_ROWS}
-"""The newest rollouts that a search reads: of a folder, and of a server."""
+"""How many of the newest rollouts a search reads, for a folder (True) and for a server (False)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +61,13 @@ class Listed:
     rows: tuple[RolloutInfo, ...]
     more: str
     now: float
-    """The time for which the rows are shown, in Unix seconds."""
+    """The time as of which the rows are shown, in Unix seconds."""
     stopped: bool
     """Whether nothing can change, because no server runs."""
     searched: int = 0
     cut: bool = False
     tasks: Mapping[Key, Task] = field(default_factory=dict)
-    """The tasks of the rows that are known."""
+    """The known tasks of the rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Loaded:
 
     @property
     def end(self) -> float:
-        """The end, or the time for which the rollout is shown, in Unix seconds."""
+        """The end or, for an unfinished rollout, the time as of which it is shown, in Unix seconds."""
         return self.now if self.info.end_time is None else self.info.end_time
 
 
@@ -94,7 +94,7 @@ class Reads:
         self._reading = anyio.CapacityLimiter(READS)
         self._turn = asyncio.Lock()
         self._locks: weakref.WeakValueDictionary[Hashable, asyncio.Lock] = weakref.WeakValueDictionary()
-        """A lock for each rollout that is being read, so that pages which show the same read it once."""
+        """A lock for each rollout that is being read, so that pages with the same rollout read it once."""
         self._listed_at = float("-inf")
         self._lists = Shared(self._list, LISTS)
         self._rollouts: Recent[Loaded] = Recent(ROLLOUTS)
@@ -109,20 +109,20 @@ class Reads:
         return isinstance(self.source, FolderSource)
 
     async def run(self, read: Callable[[Source], Awaitable[T]]) -> T:
-        """Return the result of a read. The reads of a folder run on other threads. Raises SourceError."""
+        """Run a read and return its result. Reads of a folder run on other threads. Raises SourceError."""
         if not isinstance(self.source, FolderSource):
             async with self._reading:
                 with spending(time.monotonic):
                     return await read(self.source)
         folder = self.source.folder
 
-        async def of_folder() -> T:  # a source stores its last read, so each thread has its own
+        async def of_folder() -> T:  # a source stores its last read, so each thread has its own source
             return await read(FolderSource(folder, self._seen))
 
         return await self.aside(lambda: asyncio.run(of_folder()))
 
     async def aside(self, compute: Callable[[], T]) -> T:
-        """Return the result of a slow function. It runs on another thread, like a read of a folder."""
+        """Run a slow function on another thread, like a read of a folder, and return its result."""
         return await aside(compute, self._reading)
 
     async def listed(self, options: ListOptions, search: str = "", token: str = "") -> Listed:
@@ -131,7 +131,7 @@ class Reads:
         return await self._lists.get((options, search, token))
 
     async def listed_with_tasks(self, options: ListOptions, search: str, token: str) -> Listed:
-        """Return the same with the tasks that are known."""
+        """Return the rollouts that match, with their known tasks."""
         listed = await self.listed(options, search, token)
         return replace(listed, tasks=await self.tasks(listed.rows))
 
@@ -142,7 +142,7 @@ class Reads:
         return await self.run(lambda source: _newest(source, options))
 
     async def calls(self, rows: Sequence[RolloutInfo]) -> dict[Key, Calls]:
-        """Return the calls of ended rollouts by id and attempt. Those of a settled rollout are read once."""
+        """Return the calls of ended rollouts by id and attempt. The calls of a settled rollout are read once."""
         found = await self.run(lambda source: read_all(source, rows, self._calls))
         if len(self._calls) > CALLS:
             self._calls.clear()
@@ -151,7 +151,7 @@ class Reads:
         return found
 
     async def tasks(self, rows: Sequence[RolloutInfo], most: int = ASKED) -> dict[Key, Task]:
-        """Return the tasks of rollouts by id and attempt, of a server with at most so many new ones."""
+        """Return the tasks of rollouts by id and attempt. From a server, read at most `most` tasks."""
         new = [info for info in rows if (info.rollout_id, info.attempt) not in self._tasks]
         new = new if self.is_folder else new[:most]
         found = await self.run(lambda source: read_tasks(source, new)) if new else {}
@@ -160,7 +160,7 @@ class Reads:
         return known | found
 
     async def steps(self, rows: Sequence[RolloutInfo]) -> dict[Key, str]:
-        """Return the steps of the trainer by id and attempt, as its annotations name them. A server's are not read."""
+        """Return the trainer's step of each rollout, from its annotations. Return none for a server."""
         if not self.is_folder:
             return {}
         new = [info for info in rows if (info.rollout_id, info.attempt) not in self._steps]
@@ -178,7 +178,7 @@ class Reads:
         return await self.run(lambda source: _list(source, options, search, token))
 
     async def _of_steps(self, options: ListOptions, search: str, steps: set[str]) -> Listed:
-        """Return the rollouts that steps of the trainer used and that have the other words of a search."""
+        """Return the rollouts that these steps of the trainer used and that match the other words of a search."""
         everything = await self.run(lambda source: _newest(source, replace(options, limit=0)))
         known = await self.steps(everything.rows)
         words = [word for word in search.lower().split() if not word.startswith(STEP)]
@@ -196,7 +196,7 @@ class Reads:
             self._listed_at = time.monotonic()
 
     async def rollout(self, rollout_id: str, attempt: int = 0, *, fresh: bool = False) -> Loaded:
-        """Return a rollout with its history. With `fresh`, it is always read again. Raises SourceError."""
+        """Return a rollout with its history. With `fresh`, always read it again. Raises SourceError."""
         key = rollout_id, attempt
         async with self._lock(key):
             lasts = (lambda it: 0.0) if fresh else _lasts
@@ -218,7 +218,7 @@ class Reads:
             return loaded
 
     def forget(self, rollout_id: str) -> None:
-        """Read a rollout again for the next page that shows it, because it has changed."""
+        """Drop a rollout that has changed from memory, so that the next page that shows it reads it again."""
         self._rollouts.drop(lambda key: isinstance(key, tuple) and key[0] == rollout_id)
 
     def _lock(self, key: Hashable) -> asyncio.Lock:
@@ -229,19 +229,19 @@ class Reads:
 
 
 class Recent(Generic[T]):
-    """Keeps the values that were put last, by key."""
+    """Keeps the values that were stored last, by key."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._found: dict[Hashable, tuple[float, T]] = {}
 
     def get(self, key: Hashable, lasts: Callable[[T], float]) -> T | None:
-        """Return a value if it is younger than the seconds that `lasts` returns for it."""
+        """Return a value if it is younger than `lasts(value)` seconds, else None."""
         put_at, value = self._found.get(key, (float("-inf"), None))
         return value if value is not None and time.monotonic() - put_at < lasts(value) else None
 
     def drop(self, which: Callable[[Hashable], bool]) -> None:
-        """Drop the values with such keys."""
+        """Drop the values whose keys `which` selects."""
         self._found = {key: value for key, value in self._found.items() if not which(key)}
 
     def put(self, key: Hashable, value: T) -> None:
@@ -253,9 +253,9 @@ class Recent(Generic[T]):
 
 
 class Shared(Generic[K, T]):
-    """Reads a value once for all callers at nearly the same time. It keeps `most` values.
+    """Reads a value once for all callers that need it at about the same time. Keeps at most `most` values.
 
-    A value is reused until it has the age LASTS, and for so long that reads take at most SHARE of the time.
+    A value is reused for LASTS seconds, or longer if it is expensive, so that reads take at most SHARE of the time.
     """
 
     def __init__(self, read: Callable[[K], Awaitable[T]], most: int = KEPT) -> None:

@@ -1,4 +1,4 @@
-"""The page of rollouts: a table that follows the source, with the filters of the command `list` in its address."""
+"""The page of rollouts: a table that follows the source. Its address has the filters of the command `list`."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from osmosis_grpc.viewer.pages import Pages, is_part, options_in
 from osmosis_grpc.viewer.reads import Listed
 
 ROWS = 200
-"""The rollouts of a page, unless its address sets another limit."""
+"""How many rollouts a page has, unless its address sets another limit."""
 MOST_TEXT = 500
 OWN = ("q", "page")
 """The parameters of the address that are not filters of `list`: the text to search for, and the page."""
@@ -56,11 +56,11 @@ class Asked:
         return f"/?{rest}" if rest else "/"
 
     def also(self, name: str, value: object) -> str:
-        """Return the address with one more filter, in place of another one with this name."""
+        """Return the address with this filter added. It replaces a filter with the same name."""
         return "/?" + urlencode([*(pair for pair in self.pairs() if pair[0] != name), (name, str(value))])
 
     def exactly(self, reward: float) -> str:
-        """Return the address with the rollouts that have this reward."""
+        """Return the address of the rollouts that have exactly this reward."""
         names = ("min-reward", "max-reward")
         return "/?" + urlencode(
             [*(pair for pair in self.pairs() if pair[0] not in names), *((n, reward) for n in names)]

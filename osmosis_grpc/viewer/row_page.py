@@ -1,4 +1,4 @@
-"""The page of one row of a dataset in compared runs: its rollouts side by side, turn by turn."""
+"""The page of one dataset row in the runs that are compared: its rollouts side by side, turn by turn."""
 
 import asyncio
 import time
@@ -23,7 +23,7 @@ from osmosis_grpc.viewer.tasks import Task, task_of
 
 @dataclass(frozen=True, slots=True)
 class RowBeside:
-    """The rollouts of a row. A run without this row has none."""
+    """The rollouts of a row, one from each run that has the row."""
 
     runs: tuple[RunSummary, ...]
     """The runs that have the row."""
@@ -32,12 +32,12 @@ class RowBeside:
 
 
 def read_row(folder: Path, names: Sequence[str], row: int) -> RowBeside:
-    """Return the rollouts of a row in runs beside `folder`. Raises RunError, also if no run has the row."""
+    """Return the rollouts of a row in runs beside `folder`. Raises RunError if a run or the row does not exist."""
     opened = open_runs(folder, names)
     having = [(run, rollouts_of(run)[row]) for run in opened if row in rollouts_of(run)]
     if not having:
         raise RunError(f"row: no run has row {row}")
-    lanes, task = asyncio.run(_read([(run, rollout) for run, rollout in having]))  # this is a thread of its own
+    lanes, task = asyncio.run(_read([(run, rollout) for run, rollout in having]))  # this runs on another thread
     runs = tuple(summary_of(run) for run, _ in having)
     return RowBeside(runs, Comparison(tuple(lanes), time.time(), True), task)
 
@@ -64,7 +64,7 @@ def router(pages: Pages) -> APIRouter:
         try:
             found = await anyio.to_thread.run_sync(read_row, folder, names, row)
         except (RunError, SourceError, OSError) as error:
-            raise HTTPException(400, f"{error}; a comparison has {LEAST} to {MOST} runs of the page Runs") from None
+            raise HTTPException(400, f"{error}; compare {LEAST} to {MOST} runs from the page Runs") from None
         lines = found.compared.lines()
         return pages.page(
             "row.html",

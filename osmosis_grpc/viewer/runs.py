@@ -1,4 +1,4 @@
-"""Compares two to four runs of test or eval over the same dataset: means, differences from the first run, and rows."""
+"""Compares two to four runs of test or eval over the same dataset, by their means and row by row."""
 
 import asyncio
 import os
@@ -23,29 +23,29 @@ from osmosis_grpc.viewer.pages import Pages
 from osmosis_grpc.viewer.tasks import Task, task_of
 
 LEAST, MOST = 2, 4
-"""The least and the most runs that are compared."""
+"""The least and the most runs that can be compared."""
 MOST_RUNS = 100
-"""The most runs on a page, the newest ones."""
+"""The most runs on a page. The newest are shown."""
 MOST_ROWS = 200
 """The most rows on a page."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """A run, as its run.json has it."""
+    """A run, as described by its run.json."""
 
     name: str
     about: Mapping[str, Any]
 
     @property
     def summary(self) -> Mapping[str, Any]:
-        """The summary of its end; empty before the end."""
+        """The summary that was written at the end of the run; empty before."""
         return self.about.get("summary") or {}
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A mean of one run, and its difference from that of the first run. The first run has no difference."""
+    """A mean in one run, and its difference from the mean in the first run. The first run has no difference."""
 
     mean: Estimate
     difference: Estimate | None = None
@@ -53,24 +53,24 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A score of all compared runs."""
+    """One score in all compared runs."""
 
     name: str
     values: tuple[Value | None, ...]
-    """None for a run that does not have the score."""
+    """The value in each run; None if a run lacks the score."""
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Totals of a run. The means are of all rollouts with a result."""
+    """Totals of a run. Means are over all rollouts with a result."""
 
     rollouts: int
     completed: int
     truncated: int
-    """Rollouts that a limit of tokens or turns has cut."""
+    """The number of rollouts that a limit of tokens or turns has cut off."""
     seconds: float
     tokens: float
-    """Tokens of the replies."""
+    """The mean number of tokens of the replies."""
 
     @classmethod
     def of(cls, results: Collection[RowResult]) -> "Facts":
@@ -107,7 +107,7 @@ class RowScores:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """Compared runs."""
+    """The comparison of some runs."""
 
     runs: tuple[RunSummary, ...]
     facts: tuple[Facts, ...]
@@ -115,20 +115,20 @@ class Compared:
     """For each run, its inputs that differ from those of the first run."""
     lines: tuple[Line, ...]
     scores: tuple[str, ...]
-    """The names of the scores that the first run and another one have."""
+    """The names of the scores that the first run shares with another one."""
     score: str
-    """The score of the rows."""
+    """The name of the score that the rows show."""
     rows: tuple[RowScores, ...]
-    """The rows. The row with the largest difference is first."""
+    """The rows, the one with the largest difference first."""
 
     def verdict(self, at: int) -> tuple[int, int]:
-        """Return how many rows have a better, and how many a worse score in a run than in the first one."""
+        """Return how many rows have a better score in a run than in the first one, and how many have a worse one."""
         found = [row.better(at) for row in self.rows]
         return found.count(True), found.count(False)
 
 
 def runs_beside(folder: Path) -> list[RunSummary]:
-    """Return the runs in the folder that has this run, the newest first. Without a run.json, there are none."""
+    """Return the runs in the parent folder of a run, the newest first; none if `folder` is not a run."""
     if not RunFolder.exists(folder):
         return []
     found: list[RunSummary] = []
@@ -147,7 +147,7 @@ def _name(folder: Path) -> str:
 
 
 def open_runs(folder: Path, names: Sequence[str]) -> list[RunFolder]:
-    """Open runs in the folder that has the run `folder`. Raises RunError for a run that is not there."""
+    """Open runs in the parent folder of the run `folder`. Raises RunError if one does not exist."""
     known = {_name(path): path for path in folder.absolute().parent.iterdir()}
     for name in names:
         if name not in known or not RunFolder.exists(known[name]):
@@ -163,9 +163,9 @@ def summary_of(run: RunFolder) -> RunSummary:
 
 
 def compare_runs(folder: Path, names: Sequence[str], score: str) -> Compared:
-    """Compare runs in the folder that has the run `folder`. Raises RunError for a run that is not there.
+    """Compare runs in the parent folder of the run `folder`. Raises RunError if one does not exist.
 
-    `score` names the score of the rows; empty for the first one.
+    `score` is the name of the score to show in the rows; by default, the first one.
     """
     opened = open_runs(folder, names)
     first, others = opened[0], opened[1:]
@@ -209,12 +209,12 @@ def _rows(found: Sequence[Comparison | None], opened: Sequence[RunFolder]) -> tu
 
 
 def rollouts_of(run: RunFolder) -> dict[int, str]:
-    """Return the rollout of each row, the first run of it."""
+    """Return the first rollout of each row, by the row's number."""
     return {row: found.rollout_id for (row, time), found in run.newest_results().items() if not time}
 
 
 def _tasks(run: RunFolder, rows: Sequence[int]) -> dict[int, Task]:
-    """Return the prompts and labels of rows, from the rollouts of a run. Rows that cannot be read are left out."""
+    """Return the prompts and labels of rows, from the rollouts of a run. Skip rows that cannot be read."""
     source, rollouts = FolderSource(run.path), rollouts_of(run)
 
     async def read() -> dict[int, Task]:
@@ -225,7 +225,7 @@ def _tasks(run: RunFolder, rows: Sequence[int]) -> dict[int, Task]:
                     found[row] = task_of((await source.request(rollouts[row], 1))[0]) if row in rollouts else None
         return {row: task for row, task in found.items() if task is not None}
 
-    return asyncio.run(read())  # this is a thread of its own
+    return asyncio.run(read())  # this function runs on another thread
 
 
 def router(pages: Pages) -> APIRouter:
@@ -248,7 +248,7 @@ def router(pages: Pages) -> APIRouter:
         try:
             found = await anyio.to_thread.run_sync(compare_runs, folder, names, score)
         except (RunError, OSError) as error:
-            raise HTTPException(400, f"{error}; a comparison has {LEAST} to {MOST} runs of the page Runs") from None
+            raise HTTPException(400, f"{error}; compare {LEAST} to {MOST} runs from the page Runs") from None
         return pages.page(
             "compare.html",
             found=found,
@@ -264,7 +264,7 @@ def router(pages: Pages) -> APIRouter:
 
 
 def _sign(found: Estimate) -> str:
-    """Return good or bad for a difference whose interval does not have 0 in it, else an empty text."""
+    """Return good or bad if the interval of a difference excludes 0, else an empty text."""
     if found.ci95 is None or found.ci95[0] <= 0 <= found.ci95[1]:
         return ""
     return "good" if found.mean > 0 else "bad"

@@ -1,4 +1,4 @@
-"""Lays out the tokens of one sample for its page: all segments one after the other, with a value for each token."""
+"""Lays out the tokens of one sample for its page: all segments in a row, with values for each token."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,10 +15,10 @@ from osmosis_grpc.viewer.reads import Loaded
 WINDOW = 2048
 """The most tokens that a page requests at once."""
 STRIP = 1024
-"""The most points of the strip over all tokens."""
+"""The most points of the strip, which gives an overview of all tokens."""
 PROMPT, REPLY, TOOL = "prompt", "reply", "tool"
 TRAINER_LOGPROBS, ENTROPIES = 1, 2
-"""The bits of the columns that a window has after its ids and logprobs."""
+"""Bits that say which further columns follow the ids and logprobs of a window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +32,15 @@ class SampleTokens:
     logprobs: Any
     """float32; NaN where the mask is 0."""
     trainer_logprobs: Any | None
-    """float32, from the newest annotation that has some; None without one."""
+    """float32, from the newest annotation that has them; None if none has."""
     entropies: Any | None
-    """float32, from the newest annotation that has some; None without one."""
+    """float32, from the newest annotation that has them; None if none has."""
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def window(self, first: int, count: int) -> bytes:
-        """Return up to `count` tokens from index `first` on, as little-endian arrays of 4 bytes a value.
+        """Return up to `count` tokens from index `first` on, as little-endian arrays with 4 bytes for each value.
 
         Four uint32 come first: the first index, the number of tokens in the window, the bits of further columns
         (TRAINER_LOGPROBS, ENTROPIES), and the number of all tokens. Then follow the ids (uint32) and the logprobs
@@ -55,11 +55,11 @@ class SampleTokens:
 
     @property
     def step(self) -> int:
-        """The number of tokens for one point of the strip."""
+        """How many tokens one point of the strip covers."""
         return max(1, -(-len(self) // STRIP))
 
     def strip(self) -> dict[str, Any]:
-        """Return the mean and the lowest logprob, and the mean entropy, of each step of tokens; null without one."""
+        """Return the mean logprob, the lowest logprob and the mean entropy of each step of tokens; null if unknown."""
         step = self.step
         return {
             "step": step,
@@ -70,7 +70,7 @@ class SampleTokens:
 
 
 def tokens_of(loaded: Loaded, name: str, sample: Sample) -> SampleTokens:
-    """Return the tokens of a sample: those of the outcome, or before the end those of the answered chats."""
+    """Return the tokens of a sample, from the outcome or, before the end, from the answered chats."""
     segments = sample.segments
     if not segments or any(segment.referred for segment in segments):
         segments = _assembled(loaded.history, name)
@@ -89,7 +89,7 @@ def tokens_of(loaded: Loaded, name: str, sample: Sample) -> SampleTokens:
 
 
 def layout(tokens: SampleTokens, history: History, name: str) -> dict[str, Any]:
-    """Return the data of the page besides the windows: the segments, the runs of tokens, and the strip.
+    """Return the data of the page except the windows: the segments, the runs of tokens, and the strip.
 
     A run has the index of its first token, its kind, the number of its turn, and the version of the policy.
     """
@@ -116,7 +116,7 @@ def _assembled(history: History, name: str) -> tuple[Segment, ...]:
 
 
 def segment_facts(tokens: SampleTokens, history: History, name: str) -> Iterator[dict[str, Any]]:
-    """Yield each segment, with the token that drifted and the token that the earlier chat has in its place."""
+    """Yield the facts of each segment. `is` is the token that drifted, and `was` the earlier chat's token there."""
     for segment, start in zip(tokens.segments, tokens.starts, strict=True):
         drift = segment.drift_index
         was = None if drift is None else _earlier(tokens.segments, history, name, segment, drift)
@@ -133,7 +133,7 @@ def segment_facts(tokens: SampleTokens, history: History, name: str) -> Iterator
 
 
 def _earlier(segments: Sequence[Segment], history: History, name: str, segment: Segment, index: int) -> int | None:
-    """Return the token at an index of the chat that a segment's first chat continues; None if it is not known."""
+    """Return the token at an index of the chat that a segment's first chat continues, or None if it is unknown."""
     chat = history.chats.get((name, segment.chats[0])) if segment.chats else None
     if chat is None:
         return None
@@ -160,7 +160,7 @@ def _runs(segment: Segment, start: int, history: History, name: str) -> Iterator
 
 
 def _taken(versions: list[tuple[str, int]], length: int) -> Iterator[tuple[str, int]]:
-    """Yield the versions of the next `length` sampled tokens with their counts, and take them from the list."""
+    """Remove the versions of the next `length` sampled tokens from the list, and yield them with their counts."""
     if not versions:
         yield "", length
         return
@@ -206,7 +206,7 @@ def _joined(parts: Sequence[Any]) -> Any:
 
 
 def _steps(values: Any, step: int, of: Any) -> list[float | None]:
-    """Return a number for each step of values. It leaves out NaN."""
+    """Reduce each step of values to a number with the function `of`. Ignore NaN."""
     parts = (values[first : first + step] for first in range(0, len(values), step))
     known = (part[~np.isnan(part)] for part in parts)
     return [round(float(of(part)), 4) if len(part) else None for part in known]

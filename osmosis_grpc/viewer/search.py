@@ -19,12 +19,12 @@ from osmosis_grpc.viewer.reads import Recent
 from osmosis_grpc.viewer.rollouts import MOST_TEXT
 
 MOST_HITS = 100
-"""The rollouts with the text after which a search ends."""
+"""A search ends after this many rollouts with the text."""
 SECONDS = 4.0
 AROUND = 60
-"""The characters before and after the text in a hit."""
+"""How many characters before and after the text a hit shows."""
 READ = {True: 5_000, False: 50}
-"""The most rollouts that a search reads, the newest ones: of a folder, and of a server."""
+"""How many of the newest rollouts a search reads, for a folder (True) and for a server (False)."""
 LASTS = 10.0
 
 
@@ -43,7 +43,7 @@ class Hit:
 
     @property
     def fragment(self) -> str:
-        """The fragment of the address that opens the turn."""
+        """The fragment of an address that opens the turn."""
         return f"turn={self.turn}" + (f"&sample={self.sample}" if self.sample != MAIN else "")
 
 
@@ -57,7 +57,7 @@ class Hits:
 
 
 async def search(source: Source, rows: Sequence[RolloutInfo], text: str) -> Hits:
-    """Return the rollouts that have a text, ignoring case. `searched` is less than the rows if it stopped early."""
+    """Return the rollouts that contain a text, ignoring case. `searched` tells if the search stopped early."""
     found: list[Hit] = []
     until, searched = time.monotonic() + SECONDS, 0
     with source.snapshot() if isinstance(source, FolderSource) else nullcontext():
@@ -91,7 +91,7 @@ async def _hit(source: Source, info: RolloutInfo, text: str) -> Hit | None:
 
 
 def _messages(kind: Any) -> Iterator[tuple[ChatName, Any]]:
-    """Yield the new messages of an event, each with the turn that shows it. A result is in the turn of its call."""
+    """Yield the new messages of an event, each with the turn that shows it. A tool result is shown with its call."""
     if isinstance(kind, events.ChatRequested):
         for message in kind.messages:
             shown = kind.parent_chat if message.get("role") == "tool" and kind.parent_chat else kind.chat_number
@@ -116,7 +116,7 @@ def _texts(value: Any, key: str = "") -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class Searched:
-    """A result, and the rollouts that it covers."""
+    """The result of a search, and the rollouts that it covers."""
 
     hits: Hits
     left_out: bool

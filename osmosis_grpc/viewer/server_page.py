@@ -1,4 +1,4 @@
-"""The page of the source: a running server with its limits, or a state folder. A server can be drained there."""
+"""The page of the source: a running server with its limits, or a state folder. It can also drain a server."""
 
 import time
 from typing import Any
@@ -20,7 +20,7 @@ def router(pages: Pages) -> APIRouter:
     source = pages.reads.source
 
     async def measured() -> dict[str, Any]:
-        """Return the metrics, and the attached trainers; None if they are not known."""
+        """Return the metrics, and the attached trainers, which are None if they are unknown."""
         numbers, problem = await pages.numbers()
         known = pages.metrics.trainers if pages.metrics is not None else None
         trainers = None if known is None else sorted(known(), key=lambda trainer: trainer.since)

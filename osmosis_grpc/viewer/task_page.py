@@ -1,4 +1,4 @@
-"""The page of a task: every rollout with the same prompt and label, over all groups and steps, in the order of time."""
+"""The page of a task: every rollout with the same prompt and label, over all groups and steps, the oldest first."""
 
 import math
 from collections.abc import Sequence
@@ -17,14 +17,14 @@ from osmosis_grpc.viewer.reads import Recent
 from osmosis_grpc.viewer.tasks import task_of
 
 SEARCHED = {True: 5_000, False: 200}
-"""The newest rollouts in which the page looks for the task: of a folder, and of a server."""
+"""How many of the newest rollouts are searched for the task, for a folder (True) and for a server (False)."""
 PASSES = 1.0
-"""A rollout passes with at least this reward."""
+"""The least reward with which a rollout passes."""
 KEPT = 4
 
 
 class _Asked(NamedTuple):
-    """A rollout, whose task the page shows."""
+    """The rollout whose task the page shows."""
 
     rollout_id: str
     attempt: int
@@ -42,7 +42,7 @@ class Attempts(RewardStatistics):
     request: RolloutRequest
     rows: tuple[RolloutInfo, ...]
     lanes: tuple[Lane, ...]
-    """The newest of them, with their turns and what the trainer did."""
+    """The newest of these rollouts, with their turns and what the trainer did."""
     now: float
     stopped: bool
     searched: int
@@ -60,7 +60,7 @@ class Attempts(RewardStatistics):
 
 
 def answer_of(lane: Lane) -> str:
-    """Return the text of the last reply, or the tools that it called."""
+    """Return the text of the last reply or, if it has no text, the tools that it called."""
     last = lane.turns[-1] if lane.turns else None
     return "" if last is None else last.text or ", ".join(name for name, _ in last.tools)
 

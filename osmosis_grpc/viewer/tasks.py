@@ -1,4 +1,4 @@
-"""The tasks of rollouts: prompt and label, which lists do not have, and the step of the trainer that used a rollout.
+"""Reads what lists of rollouts lack: the task (prompt and label), and the trainer's step that used a rollout.
 
 A request does not change, so its task is read once. Rollouts with equal prompts and labels have the same task.
 """
@@ -16,7 +16,7 @@ from osmosis_grpc.records.reading.source_port import Source, SourceError
 from osmosis_grpc.viewer.calls import Key
 
 MOST_CHARS = 200
-"""The most characters of a prompt and of a label in a list."""
+"""The most characters of a prompt, and of a label, in a list."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,16 +24,16 @@ class Task:
     """What a rollout was asked."""
 
     name: str
-    """Equal for rollouts with the same prompt and label."""
+    """A digest of the messages and the label. Equal tasks have equal names."""
     prompt: str = ""
     """The beginning of the last message of the user, or else of the first message."""
     label: str | None = None
     group: Group | None = None
-    """The group of the rollout, which fast lists do not have."""
+    """The group of the rollout, which fast lists lack."""
 
 
 def task_of(request: RolloutRequest) -> Task:
-    """Return the task of a request. Without messages, it is named by the metadata, which an environment reads."""
+    """Return the task of a request. Without messages, its name comes from the metadata, which an environment reads."""
     asked = [message for message in request.messages if message.get("role") == "user"]
     prompt = _said((asked[-1] if asked else request.messages[0]).get("content")) if request.messages else ""
     what = request.messages or request.metadata
@@ -43,13 +43,13 @@ def task_of(request: RolloutRequest) -> Task:
 
 
 def _said(content: Any) -> str:
-    """Return the text of a message. A part that is no text is named by its type."""
+    """Return the text of a message. Show only the type of a part that is not text."""
     parts = mappings(content)
     return " ".join(str(part.get("text") or f"[{part.get('type')}]") for part in parts) if parts else text_of(content)
 
 
 async def read_tasks(source: Source, rows: Iterable[RolloutInfo]) -> dict[Key, Task]:
-    """Return the tasks of rollouts. Those that cannot be read are left out."""
+    """Return the tasks of rollouts. Skip rollouts that cannot be read."""
     found: dict[Key, Task] = {}
     with source.snapshot():
         for info in rows:
@@ -60,7 +60,7 @@ async def read_tasks(source: Source, rows: Iterable[RolloutInfo]) -> dict[Key, T
 
 
 async def read_steps(source: Source, rows: Iterable[RolloutInfo]) -> dict[Key, str]:
-    """Return the steps of the trainer that used rollouts. Those without a step are left out."""
+    """Return the trainer's step that used each rollout. Skip rollouts that no step used."""
     found: dict[Key, str] = {}
     with source.snapshot():
         for info in rows:

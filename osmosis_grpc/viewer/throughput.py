@@ -19,20 +19,20 @@ from osmosis_grpc.viewer.pages import Pages, filter_values, options_in
 from osmosis_grpc.viewer.reads import Shared
 
 MOST_POINTS = 120
-"""The most points of a series, for any length of time."""
+"""The most points of a series, however long its time is."""
 LEAST = 0.1
 """The least time between two points, in seconds."""
 STEPS = (
     *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30),
     *(60, 120, 300, 600, 900, 1800, 3600, 7200, 21600, 86400),
 )
-"""Round times in seconds. Beyond the last, a round time is a whole number of days."""
+"""Round times in seconds. Longer ones are a whole number of days."""
 TIMED = {True: 200, False: 20}
-"""The newest ended rollouts whose calls are read: of a folder, and of a server."""
+"""How many of the newest ended rollouts have their calls read, for a folder (True) and for a server (False)."""
 
 
 def round_step(seconds: float, most: int) -> float:
-    """Return the least round time, in seconds, of which at most `most` cover these seconds."""
+    """Return the shortest round time, in seconds, that covers `seconds` in at most `most` steps."""
     days = STEPS[-1] * (1 + seconds // (STEPS[-1] * most))
     return next((step for step in STEPS if seconds <= step * most), days)
 
@@ -52,7 +52,7 @@ class Spread:
 
     @classmethod
     def of(cls, kind: str, name: str, seconds: Iterable[float]) -> "Spread":
-        """Return the spread of at least one time. A percentile is one of the times, by the nearest rank."""
+        """Return the spread of one or more times. A percentile is one of these times, by nearest rank."""
         times = sorted(seconds)
         p50, p95, p99 = (times[max(0, -(-len(times) * part // 100) - 1)] for part in (50, 95, 99))
         return cls(kind, name, len(times), sum(times), p50, p95, p99, times[-1])
@@ -60,7 +60,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """What happened in the step that ends at `time`. `tokens` are response tokens per second."""
+    """What happened in the step that ends at `time`. `tokens` is the number of response tokens per second."""
 
     time: float
     per_minute: float
@@ -78,7 +78,7 @@ class Throughput:
     step: float
     points: tuple[Point, ...]
     spreads: tuple[Spread, ...]
-    """Of the queue, the model and whole rollouts by agent, then of tools."""
+    """The spreads of the queue, the model and whole rollouts by agent, followed by those of tools."""
     timed: int
     retries: int
 

@@ -63,7 +63,7 @@ def router(pages: Pages) -> APIRouter:
         async def look() -> Found:
             try:
                 return await load(id, attempt, sample, fresh=True)
-            except HTTPException as error:  # its first chat is not open yet
+            except HTTPException as error:  # the sample's first chat is not open yet
                 raise SourceError(str(error.detail)) from None
 
         feed = Feed(

@@ -24,11 +24,11 @@ from osmosis_grpc.viewer.pages import Pages, is_part
 from osmosis_grpc.viewer.reads import Loaded
 
 WINDOW = 50
-"""The turns of a window."""
+"""How many turns a window has."""
 MOST_MESSAGES = 200
 """The most messages of a prompt on the page of one turn."""
 SHORT = 12
-"""If a rollout has at most this many turns, all of them are open from the start."""
+"""All turns are open from the start if a rollout has at most this many."""
 
 
 @dataclass(frozen=True, slots=True)

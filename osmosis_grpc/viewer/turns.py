@@ -1,4 +1,4 @@
-"""Makes the turns of a rollout for its page: a row for each turn with its bar, and the body of one turn."""
+"""Prepares the turns of a rollout for its page: a row with a bar for each turn, and the body of one turn."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +13,7 @@ from osmosis_grpc.viewer.reads import Loaded
 
 WIDTH = 1000
 SLIVER = 14
-"""A part of a bar has at least this many units: 2 px of the bar of a turn, which has 9rem."""
+"""The least width of a part of a bar, in units. It is 2 px in the bar of a turn, which is 9rem wide."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +28,14 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """An axis from `begin` to `end`. A bar on it has at least `least` units, so that it can be seen."""
+    """An axis from `begin` to `end`. A bar on it is at least `least` units wide, so that it can be seen."""
 
     begin: float
     end: float
     least: float
 
     def bar(self, kind: str, start: float, end: float) -> Bar:
-        """Return the bar from `start` to `end`, as far as the axis has it."""
+        """Return the bar from `start` to `end`, clipped to the axis."""
         scale = WIDTH / max(1e-9, self.end - self.begin)
         left = min(max(0.0, (start - self.begin) * scale), WIDTH - self.least)
         width = min(max(self.least, (end - start) * scale), WIDTH - left)
@@ -50,7 +50,7 @@ class TurnRow:
     number: int
     text: str
     tools: tuple[tuple[str, str, str], ...]
-    """The tools that it calls: the name, ok, bad or live, and the arguments as in brief()."""
+    """The tools that it calls: the name, the state (ok, bad or live), and the arguments as in brief()."""
     state: str
     """answered, failed or open."""
     seconds: float
@@ -58,16 +58,16 @@ class TurnRow:
     tokens: int | None
     bars: tuple[Bar, ...]
     failing: str
-    """Why a rollout that failed opens at this turn. Empty for the other turns."""
+    """Why a failed rollout is opened at this turn; empty for other turns."""
 
     @property
     def name(self) -> str:
-        """The sample and the number, as the address of the page has them."""
+        """The sample and the number, as in the address of the page."""
         return f"{self.sample}/{self.number}"
 
     @property
     def label(self) -> str:
-        """The number, with the sample if it is not the main one."""
+        """The number, preceded by the sample if it is not the main one."""
         return str(self.number) if self.sample == MAIN else f"{self.sample} {self.number}"
 
 
@@ -91,9 +91,9 @@ class TurnBody:
     row: TurnRow
     chat: Chat
     before: tuple[Message, ...]
-    """The new messages, without the results of the tools of the turn that it continues."""
+    """The new messages, without the results of tools that an earlier turn called."""
     results: int
-    """How many results of tools it got besides; they are in the turn that called them."""
+    """How many tool results were left out of `before`. They are shown in the turn that called the tools."""
     reasoning: str
     content: str
     calls: tuple[Call, ...]
@@ -113,7 +113,7 @@ class ToolUse:
 
 
 def tool_uses(loaded: Loaded) -> Iterator[ToolUse]:
-    """Yield the use of each tool. The tool that took the most time comes first."""
+    """Yield the use of each tool, beginning with the tool that took the most time."""
     for name, calls in by_tool(loaded.history.tools, loaded.end):
         yield ToolUse(
             name,
@@ -125,7 +125,7 @@ def tool_uses(loaded: Loaded) -> Iterator[ToolUse]:
 
 
 class Failing(NamedTuple):
-    """The turn at which a rollout that failed is opened."""
+    """The turn at which a failed rollout is opened."""
 
     sample: str
     number: int
@@ -138,7 +138,7 @@ class Failing(NamedTuple):
 
 
 def failing(loaded: Loaded) -> Failing | None:
-    """Return the last turn of a failed rollout with a tool that raised, else its last turn. None if it did not fail."""
+    """Return the last turn in which a tool raised, else the last turn. Return None if the rollout did not fail."""
     outcome, history = loaded.info.outcome, loaded.history
     if outcome is None or outcome.failure is None:
         return None
@@ -191,7 +191,7 @@ def _state(tool: ToolCall | None, ended: bool) -> str:
 
 
 def brief(arguments: Any) -> str:
-    """Return the arguments of a tool call in one line, such as city=Lisbon. A text that is not a JSON object stays."""
+    """Return the arguments of a tool call as one line, such as city=Lisbon. Keep a text that is not a JSON object."""
     try:
         value = json.loads(arguments) if isinstance(arguments, str) else arguments
     except ValueError:
@@ -216,7 +216,7 @@ def _bars(loaded: Loaded, chat: Chat, tools: Sequence[ToolCall]) -> Iterator[Bar
 
 
 def split(loaded: Loaded) -> list[Bar]:
-    """Return how the time of a rollout was used, as parts of one bar. A part that took time can be seen."""
+    """Return how the time of a rollout was used, as parts of one bar. Each part is wide enough to be seen."""
     times = loaded.history.times(loaded.end, loaded.info.outcome)
     parts = [("queue", times.queue), ("model", times.model), ("tools", times.tools), ("agent", times.agent)]
     parts += [("away", times.restart)] if times.restart else []
@@ -265,7 +265,7 @@ def body_of(loaded: Loaded, name: ChatName) -> TurnBody | None:
 
 
 def _calls(loaded: Loaded, chat: Chat, tools: Sequence[ToolCall], samples: Mapping[str, Sample]) -> Iterator[Call]:
-    """Yield the tool calls of a reply, and those that the agent made besides."""
+    """Yield the tool calls of a reply, and the calls that the agent made without the model."""
     history: History = loaded.history
     results = {str(message.get("tool_call_id")): message for message in history.tool_messages(chat, samples)}
     known = {tool.id: tool for tool in tools}

@@ -51,7 +51,7 @@ def parse_map(texts: tuple[str, ...]) -> dict[str, str]:
 
 
 class Columns:
-    """Takes the fields out of one object. `mapped` has the columns of the fields that the user has mapped."""
+    """Extracts the fields of one object. `mapped` maps fields to columns, as the user asked."""
 
     def __init__(self, raw: Mapping[str, Any], mapped: Mapping[str, str]) -> None:
         self._raw = raw
@@ -116,7 +116,8 @@ class Columns:
     def _first(self, field: str, *names: str) -> tuple[str, Any]:
         """Return the column of a field and its value, or an empty string and None.
 
-        The column is the mapped one, else the first of `names`, by default the field's name, that the row has.
+        If the user has mapped the field, its column is used. Otherwise, the first of `names` that the row has is used.
+        Without `names`, the column has the name of the field.
         """
         if field in self._mapped:
             column, value = self._at(self._mapped[field])
@@ -130,9 +131,10 @@ class Columns:
         return "", None
 
     def _at(self, path: str) -> tuple[str, Any]:
-        """Return the name and the value of a column, or of a key in it by a dotted path. Names may contain dots.
+        """Return the name and the value at a path: a column, or a key inside it such as reward_model.ground_truth.
 
-        If a whole column is found, it is no longer part of the metadata.
+        A column whose whole name is the path comes first, because names may contain dots. Such a column is then no
+        longer part of the metadata.
         """
         whole = self._names.get(path.lower())
         if whole is not None:
@@ -165,7 +167,7 @@ class Columns:
 
 
 def _conversation(column: str, value: Any) -> list[Message]:
-    """Return checked messages, without null values: in Parquet files they stand for missing keys."""
+    """Return checked messages. Drop null values, which stand for missing keys in Parquet files."""
     if isinstance(value, Mapping) or not isinstance(value, list | tuple):
         raise ColumnError(column, f"is {kind_of(value)}, not a text or a list of messages")
     if not value:

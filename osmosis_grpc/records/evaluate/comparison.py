@@ -31,7 +31,7 @@ class RowPair:
 
 @dataclass(frozen=True, slots=True)
 class PassPair:
-    """pass@k of two runs for one k, over the rows that both have tried often enough."""
+    """pass@k of two runs for one k, over the rows that have enough rollouts in both."""
 
     rows: int
     before: Estimate
@@ -40,7 +40,7 @@ class PassPair:
 
     @classmethod
     def of(cls, before: Mapping[int, float], after: Mapping[int, float]) -> "PassPair | None":
-        """Return the pair for the pass@k of each row in both runs, or None if they have no row in common."""
+        """Pair the pass@k values of the rows in two runs. Return None if the runs have no row in common."""
         pairs = [(before[row], after[row]) for row in sorted(before.keys() & after.keys())]
         return cls(len(pairs), *_estimates(pairs)) if pairs else None
 
@@ -116,7 +116,7 @@ class Ended:
 
     @classmethod
     def of(cls, first: RunFolder, second: RunFolder) -> "Ended":
-        """Return the ends of the newest results of two runs."""
+        """Compare how the rollouts of two runs ended. Only the newest result of each rollout counts."""
         runs = [list(folder.newest_results().values()) for folder in (first, second)]
         rows = [{result.row_index for result in run} for run in runs]
         failed = [{result.row_index for result in run if not result.completed} for run in runs]
@@ -130,7 +130,7 @@ class Ended:
         )
 
     def record(self) -> dict[str, Any]:
-        """Return the ends as JSON."""
+        """Return the values as JSON."""
         (completed_a, completed_b), (rollouts_a, rollouts_b) = self.completed, self.total
         return {
             "completed_a": completed_a,
@@ -170,7 +170,7 @@ def compare(first: RunFolder, second: RunFolder) -> list[Comparison]:
 
 
 def differences(first: RunFolder, second: RunFolder) -> list[str]:
-    """Describe each group of inputs that differs, except groups that one of the runs has not recorded."""
+    """Describe each group of inputs that differs. Skip groups that one of the runs has not recorded."""
     then, now = (folder.about.get("inputs", {}) for folder in (first, second))
     known: Inputs = {name: parts for name, parts in now.items() if name in then}
     return changes(then, known)
@@ -188,7 +188,7 @@ def _scores(results: Iterable[RowResult]) -> dict[str, Mapping[int, float]]:
 
 
 def _unscored(results: Iterable[RowResult]) -> dict[str, Counter[int]]:
-    """Return how many rollouts of each row lack a score, by name of the score. A failed rollout lacks all."""
+    """Return how many rollouts of each row lack a score, by name of the score. A failed rollout lacks every score."""
     kept = list(results)
     names = {REWARD, *(name for result in kept for name in result.scores or {})}
     return {
@@ -244,7 +244,7 @@ def _compared(
 
 
 def _estimates(pairs: Sequence[tuple[float, float]]) -> tuple[Estimate, Estimate, Estimate]:
-    """Return the means of the first values, of the second values, and of the differences."""
+    """Return the mean of the first values, of the second values, and of the differences."""
     low, high = bounds(value for pair in pairs for value in pair)
     return (
         estimate([[first] for first, _ in pairs], bounds(first for first, _ in pairs)),

@@ -1,4 +1,4 @@
-"""A dataset: rows of a file or an environment, read one at a time, all or those that the user chooses by number."""
+"""Reads the rows of a dataset, which is a file or an environment, one at a time. Rows can be chosen by number."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ Chosen = Callable[[int], bool]
 
 
 class RowChoice:
-    """The rows that a text such as 3,7,10-20 chooses. Ranges include both ends. Raises ValueError."""
+    """The rows chosen by a text such as 3,7,10-20. Ranges include both ends. Raises ValueError for a malformed text."""
 
     def __init__(self, text: str) -> None:
         self._ranges = [_range(text, part.strip()) for part in text.split(",")]
@@ -29,11 +29,11 @@ class RowChoice:
 
     @property
     def last(self) -> int:
-        """The highest number."""
+        """The highest chosen number."""
         return max(chosen[-1] for chosen in self._ranges)
 
     def after(self, count: int) -> int | None:
-        """Return chosen number `count`, counted from 0 in ascending order, or None if there are fewer."""
+        """Return the chosen number at index `count` in ascending order, or None if fewer numbers are chosen."""
         reached = -1
         for chosen in sorted(self._ranges, key=lambda each: each.start):
             new = range(max(chosen.start, reached + 1), chosen.stop)
@@ -77,7 +77,7 @@ class Row:
     attempt: int = 1
     """The attempt of the row's rollout, which increases if the rollout is repeated."""
     run_index: int = 0
-    """Which of the `runs` of the row this is, from 0."""
+    """The index of this rollout among the `runs` of the row, from 0."""
     runs: int = 1
     """How many rollouts the row gets."""
 
@@ -117,9 +117,9 @@ class Dataset:
         return digest_of_environment(self.name) if self._is_environment else digest_of(self.path)
 
     def rows(self, offset: int = 0, limit: int | None = None, chosen: Chosen = every) -> Iterator[Row]:
-        """Yield those of the `limit` rows from row `offset` on that `chosen` selects by number.
+        """Yield the chosen rows among the `limit` rows that begin at row `offset`.
 
-        Other rows are not checked. Raises DatasetError at an invalid row.
+        Only these rows are checked. Raises DatasetError at an invalid row.
         """
         number = 0
         try:

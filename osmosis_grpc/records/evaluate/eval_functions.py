@@ -32,7 +32,7 @@ GIVEN = {
     SIMPLE: (SIMPLE, "ground_truth", "extra_info", "metadata"),
     FULL: (FULL, "ground_truth", "metadata", "extra_info"),
 }
-"""The arguments that a function gets by name if it has parameters for them."""
+"""For each first parameter, the arguments that a function gets by name if it has parameters for them."""
 THREADS = 32
 """How many functions that are not async may run at once."""
 MOST_ERROR_BYTES = 2048
@@ -54,7 +54,7 @@ class Scored:
 
     @property
     def solution(self) -> str:
-        """The text of the last assistant message with a text, or an empty string."""
+        """The text of the last assistant message that has text, or an empty string."""
         for message in reversed(self.messages):
             content = message.get("content")
             if message.get("role") == "assistant" and content:
@@ -91,7 +91,7 @@ class EvalFunction:
 
     @property
     def annotation_id(self) -> str:
-        """The id of annotations with scores of this function. It changes with the function's source."""
+        """The id of the annotations that have this function's scores. It changes when the function's source changes."""
         return score_id(self.name, self.version.digest)
 
     def annotation(self, score: float, author: str) -> Annotation:
@@ -99,7 +99,7 @@ class EvalFunction:
         return Annotation(id=self.annotation_id, author=author, reward=score, labels=(self.name[:MOST_NAME_CHARS],))
 
     def failed_annotation(self, error: str, author: str) -> Annotation:
-        """Return the annotation for a failed score. Its id depends on the error, and is never that of a score."""
+        """Return the annotation for a failed score. Its id depends on the error, and never equals the id of a score."""
         unique = hashlib.sha256(error.encode(errors="backslashreplace")).hexdigest()[:8]
         note = printable(f"no score: {error}", keep="\n\t")
         label = self.name[:MOST_NAME_CHARS]
@@ -131,14 +131,14 @@ class EvalFunction:
 
 
 def score_id(name: str, digest: str) -> str:
-    """Return the id of an annotation with a score, from the scoring function's name and the digest of its source."""
+    """Return the id of a score's annotation. It depends on the name and the source digest of the scoring function."""
     if len(name) > MOST_NAME_CHARS:
         name = f"{name[:MOST_NAME_CHARS]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
     return f"{name}@{digest}"
 
 
 def load_eval_functions(names: Sequence[str]) -> list[EvalFunction]:
-    """Return the eval functions that MODULE:FUNCTION texts name. Raises LoadError and EvalFunctionError."""
+    """Import the eval functions named MODULE:FUNCTION. Raises LoadError and EvalFunctionError."""
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise EvalFunctionError(f"{twice[0]} is given twice")
@@ -163,7 +163,7 @@ class Scorer:
     async def score(self, scored: Scored, known: Mapping[str, float]) -> tuple[dict[str, float], dict[str, str]]:
         """Call the functions concurrently, and return their scores and their failures, by name.
 
-        `known` maps annotation ids to known scores, whose functions are not called.
+        `known` maps annotation ids to scores that are known already. The functions of these scores are not called.
         """
         scores: dict[str, float] = {}
         errors: dict[str, str] = {}
@@ -200,13 +200,13 @@ def _failure(error: BaseException) -> str:
 
 
 def _short(file: str) -> str:
-    """Shorten a path to one relative to the current folder, if the file is below it."""
+    """Return a path relative to the current folder if the file is in or below it, else the whole path."""
     path = os.path.relpath(file)
     return file if path.startswith(os.pardir) else path
 
 
 def _suggest(found: Any) -> str:
-    """Return a hint with the functions of a module that can be eval functions."""
+    """Return a hint that lists the functions of a module that can be eval functions."""
     names = (
         [name for name, value in vars(found).items() if _is_eval_function(value)] if hasattr(found, "__dict__") else []
     )

@@ -21,14 +21,14 @@ CHUNK = 64 * 1024
 BATCH = 256
 """How many rows of a Parquet file are in memory."""
 NEAR_END = 16
-"""A JSON error within this many characters of the end of the text read so far may only mean that more must be read."""
+"""A JSON error this close to the end of the text read so far, in characters, may mean that more must be read."""
 SEPARATORS = {";": ";", "\t": "a tab", "|": "|"}
-"""Separators of other programs' CSV files, which are refused, and what messages call them."""
+"""Separators that other programs use in CSV files, and their names in messages. Such files are refused."""
 _SPACE = re.compile(r"[ \t\r\n]*")
 
 
 class Raw(NamedTuple):
-    """An object of a file, unchecked, with its place."""
+    """An unchecked object of a file, and where it is."""
 
     value: Any
     line: int

@@ -29,7 +29,7 @@ def digest_of(path: Path) -> str:
 
 
 def digest_of_environment(text: str) -> str:
-    """Return the digest of an environment: of its name, its options, and its library's version."""
+    """Return a digest of an environment's name, options and library version."""
     environment = open_environment(text)
     return DIGEST + hashlib.sha256(f"{environment.spec} {environment.version}".encode()).hexdigest()
 
@@ -46,7 +46,7 @@ def program_inputs(name: str, command: str) -> dict[str, Any]:
 
 
 def function_inputs(functions: Sequence[EvalFunction]) -> dict[str, Any]:
-    """Return the parts of eval functions, which are their names and their files."""
+    """Return the parts of eval functions: their names and their files."""
     names = {function.name: "given" for function in functions}
     found = {name: value for function in functions for name, value in _parts(function.version).items()}
     return {**names, **found}

@@ -1,4 +1,4 @@
-"""Creates a model by its name, and probes it before a run, so that a wrong key is one error and not one in each row.
+"""Creates a model by its name, and probes it before a run, so that a wrong key gives one error, not one for each row.
 
     mock:echo           replies with the text of the last message
     mock:tools          calls every tool once, and then answers
@@ -137,10 +137,10 @@ def _mock(kind: str) -> Policy:
 
 
 class Script:
-    """Replies from a JSON file: one list of replies for all rows, or an object from row number to such a list.
+    """Replies from a JSON file. It has one list of replies for all rows, or an object that maps row numbers to lists.
 
     A reply is a text or an assistant message. Chat n of a sample gets reply n. The key "*" of an object has the replies
-    for all other rows. Raises ModelError if the file is malformed.
+    for rows without a key of their own. Raises ModelError if the file is malformed.
     """
 
     def __init__(self, path: Path) -> None:
@@ -182,7 +182,7 @@ def _replies(path: Path, row: str, value: Any) -> Iterator[str | Message]:
 
 
 def _advice(name: str, error: CallError | None) -> str:
-    """Return the text of an error of a model. It names the options of the command, and the variable of the key."""
+    """Return the text of a model's error, with the options of the command and the variable of the key in its advice."""
     provider, slash, _ = name.removeprefix("litellm:").partition("/")
     variable = f"{provider.upper()}_API_KEY" if name.startswith("litellm:") and slash else KEY_VARIABLE
     text = str(error).replace("check api_key", f"check --api-key or {variable}")

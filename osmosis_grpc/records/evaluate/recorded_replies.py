@@ -1,4 +1,4 @@
-"""Answers chats from the journal of an earlier run, so that a repetition needs no model."""
+"""Answers chats from the journal of an earlier run, so that you can repeat the run without a model."""
 
 from collections import OrderedDict
 from dataclasses import replace
@@ -27,7 +27,7 @@ MOST_CHARS = 80
 class RecordedReplies:
     """A policy with the replies of a run. Raises RunError if the folder has no journal.
 
-    A chat that failed in the run fails again. A chat that the run does not have raises FailedPrecondition.
+    A chat that failed in the run fails again. A chat that the run did not record raises FailedPrecondition.
     """
 
     def __init__(self, folder: RunFolder) -> None:
@@ -99,7 +99,7 @@ class _Recorded:
 
 
 def _changed(name: str, before: Any, now: Any) -> str:
-    """Return the name of a field that differs, and of messages the first one that does."""
+    """Return the name of a field that differs. For messages, describe the first one that differs."""
     if name != "messages":
         return name.replace("_", " ")
     pairs = enumerate(zip_longest(before, now), start=1)
@@ -114,7 +114,7 @@ def _text(message: Message) -> str:
 
 
 def _as_asked(event: TrajectoryEvent) -> TrajectoryEvent:
-    """Return an event with the parameters that the policy got, in place of those that the agent passed."""
+    """Drop the parameters that the agent passed from an event, so that only those that the policy got remain."""
     kind = event.kind
     if not isinstance(kind, events.ChatRequested) or kind.passed is None:
         return event

@@ -42,7 +42,7 @@ class Price:
 
 
 def cost_of(response: ChatResponse, price: Price | None) -> float | None:
-    """Return the cost of a reply in dollars, by `price` or else as reported, or None if it is unknown."""
+    """Return the cost of a reply in dollars: by `price` if it is given, else as reported, else None."""
     usage: Mapping[str, Any] = response.usage or {}
     if price is not None:
         counts = [usage.get(name) or 0 for name in ("prompt_tokens", "completion_tokens")]
@@ -72,9 +72,9 @@ class RowResult:
     reward: float | None = None
     finish_reason: str = ""
     cut: str = ""
-    """What cut a conversation of the rollout, such as length or max_turns; see Sample.cut. Empty if nothing did."""
+    """Why a conversation of the rollout was cut off, such as length or max_turns; see Sample.cut. Empty if none was."""
     prompt: str = ""
-    """The first line of the last message of the row, at most MOST_PROMPT characters."""
+    """The first line of the row's last user message, else of its last message. At most MOST_PROMPT characters."""
     label: str | None = None
     """The reference answer, at most MOST_PROMPT characters."""
     duration_ms: float = 0.0
@@ -86,7 +86,7 @@ class RowResult:
     attempt: int = 1
     """The attempt of the rollout. If a row has several results, the newest one counts."""
     run_index: int = 0
-    """Which of the row's runs this is, from 0."""
+    """The index of this rollout among the row's runs, from 0."""
     scores: Mapping[str, float] | None = None
     """The scores by eval function; None if the run has no eval functions."""
     score_errors: Mapping[str, str] | None = None
@@ -104,7 +104,7 @@ class RowResult:
 
     @property
     def name(self) -> str:
-        """The end of the rollout's id: the row's number, followed by `run_index` if the row has several runs."""
+        """The last part of the rollout's id: the row's number, followed by `run_index` if the row has several runs."""
         return self.rollout_id.rpartition("-")[2]
 
     def record(self) -> dict[str, Any]:
@@ -150,7 +150,7 @@ def result_of(row: Row, outcome: RolloutOutcome, cost: float | None, tool_errors
 
 
 def asked(row: Row) -> dict[str, Any]:
-    """Return the fields of a result that say what the row asks."""
+    """Return the prompt and the label of a row, as fields of its result."""
     label = None if row.label is None else row.label[:MOST_PROMPT]
     return {"prompt": prompt_text(row.messages)[:MOST_PROMPT], "label": label}
 
@@ -176,9 +176,9 @@ class Summary:
     completion_tokens: int = 0
     num_llm_calls: int = 0
     cost: float | None = None
-    """The cost in dollars; None if that of every reply is unknown."""
+    """The cost in dollars; None if no reply has a known cost."""
     unscored: int = 0
-    """The number of completed rows that lack the score of an eval function."""
+    """The number of completed rows for which an eval function gave no score."""
     scores: dict[str, tuple[int, float]] = field(default_factory=dict)
     """The number and the sum of the scores, by eval function."""
 

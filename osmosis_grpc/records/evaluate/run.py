@@ -1,4 +1,4 @@
-"""Runs an agent over the rows of a dataset, in this process, on a real engine with a journal in the run's folder."""
+"""Runs an agent over the rows of a dataset, in this process. The real engine keeps its journal in the run's folder."""
 
 import asyncio
 import contextlib
@@ -40,9 +40,9 @@ from osmosis_grpc.supervise import DaemonThreads
 _logger = logging.getLogger(__name__)
 
 QUEUED = 1_000_000
-"""The most queued rollouts. A run that has crashed may have left many."""
+"""The most queued rollouts. It is high, because a crashed run may have left many unfinished rollouts."""
 FULL_RETRY = 0.2
-"""How many seconds to wait before the next rollout is tried again when the running ones fill the memory."""
+"""How many seconds to wait before trying again to start a rollout while the running ones fill the memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ class RunConfig:
     agent_timeout: float | None = 1800.0
     """How many seconds one rollout may take."""
     free: bool = False
-    """Whether replies cost nothing, because they are recorded ones."""
+    """Whether replies cost nothing, because they were recorded in an earlier run."""
     price: Price | None = None
     """The price of tokens, if the user has set it."""
     stalled_after: float = 60.0
@@ -77,7 +77,7 @@ OnResult = Callable[[RowResult, RolloutOutcome | None], None]
 STOPPED = frozenset(
     {FailureReason.SHUTDOWN, FailureReason.RESTART, FailureReason.REPLAY_DIVERGED, FailureReason.DATA_LOSS}
 )
-"""The failures of rollouts that ended with an earlier process. Their rows run again, as a higher attempt."""
+"""Failures caused by the end of an earlier process. The rows of such rollouts run again, as a higher attempt."""
 EVAL = "eval"
 """The author of the annotations with scores."""
 
@@ -282,8 +282,8 @@ class Run:
     async def _score(self, engine: Engine, row: Row, result: RowResult, outcome: RolloutOutcome) -> RowResult:
         """Add the scores of the eval functions to a result. Without eval functions, the score is the reward.
 
-        Each score, and each error of one, becomes an annotation of the rollout. Scores that are already in the journal
-        are not computed again. A rollout that did not complete gets no scores.
+        Each score, and each failure to score, becomes an annotation of the rollout. Scores that are in the journal are
+        not computed again. A rollout that did not complete gets no scores.
         """
         if self._scorer is None:
             return result
@@ -302,7 +302,7 @@ class Run:
                 note = function.annotation(scores[function.name], EVAL)
             else:
                 continue
-            with contextlib.suppress(AlreadyExists):  # an earlier try has annotated a different score
+            with contextlib.suppress(AlreadyExists):  # an earlier try has already stored a different score
                 await engine.annotations.add("", *key, note)
         return replace(result, scores=scores, score_errors=errors)
 

@@ -1,6 +1,6 @@
 """The folder of a run: a journal with every event, `run.json` about the whole run, and `results.jsonl` with the rows.
 
-The journal is the one of a server, so commands with --from read it.
+The journal has the format of a server's journal, so commands with --from can read it.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from osmosis_grpc.storage.state_folders import fsync
 RUNS = Path(".osmosis/runs")
 """The parent of all run folders, unless the user names another folder."""
 SAME = ("command", "agent_loop", "dataset", "offset", "rows")
-"""What two runs have in common if it makes sense to compare them."""
+"""The keys of run.json that are equal in two runs if it makes sense to compare them."""
 SCHEMA_VERSION = 1
 """The version of run.json, of the rows in results.jsonl, and of the output of the commands."""
 NEWEST = "last"
@@ -72,7 +72,7 @@ class RunFolder:
         Args:
             name: See find().
             replays: If false, `last` is the newest run that asked a model.
-            command: `last` is the newest run of this command, by default of any.
+            command: If set, `last` is the newest run of this command.
         """
         path = cls.find(name, replays=replays, command=command)
         try:
@@ -89,10 +89,10 @@ class RunFolder:
 
     @classmethod
     def find(cls, name: str, *, replays: bool = True, command: str = "") -> Path:
-        """Return the folder that a name means. Raises RunError; `replays` and `command` are those of open().
+        """Find the folder of a run. Raises RunError if there is no such run, or if several match.
 
-        It is a path, `last` for the newest run below RUNS, or the name of a run there. A beginning of a name or of
-        an id is enough if only one run has it.
+        See open() for `replays` and `command`. `name` is a path, `last` for the newest run below RUNS, or the name or
+        the id of a run there. The beginning of a name or an id is enough if only one run has it.
         """
         if Path(name).exists():
             return Path(name)
@@ -161,7 +161,7 @@ class RunFolder:
         return f"{self.about.get('command', 'test')}-{self.about['id']}-{row}"
 
     def before(self) -> Path | None:
-        """Return the newest earlier run below RUNS of the same command, agent and rows that is no replay, or None."""
+        """Return the newest earlier run below RUNS that has the same command, agent and rows, or None. Skip replays."""
         about = [self.about.get(name) for name in SAME]
         for path in reversed(_runs()):
             if path.name < self.path.name and path.parent == self.path.parent:
@@ -239,7 +239,7 @@ def short_name(folder: Path) -> str:
 
 
 def _runs() -> list[Path]:
-    """Return the folders of runs below RUNS, the newest last. Moved ones are left out."""
+    """Return the folders of runs below RUNS, the newest last. Skip archived folders."""
     return sorted(found.parent for found in RUNS.glob(f"*/{_RUN}") if _ARCHIVE not in found.parent.name)
 
 

@@ -21,7 +21,7 @@ def read_tasks(path: Path) -> Iterator[Raw]:
 
 
 def read_environment(text: str) -> Iterator[Raw]:
-    """Yield a row for each task of the environment that env:KIND:NAME names."""
+    """Yield a row for each task of the environment named env:KIND:NAME."""
     try:
         for number, row in enumerate(task_rows(open_environment(text))):
             yield Raw(row, number + 1)

@@ -5,8 +5,8 @@ agent_loop_outputs() returns the fields of AgentLoopOutput, padded_batch() the p
 records of the V1 trainer's TransferQueue, all as NumPy arrays, without torch or verl. atif_trajectory() returns a
 trajectory of ATIF v1.7, and message_lines() OpenAI messages.
 
-A sample that cannot be trained on raises InvalidArgument with its name and the reason. All token ids are recorded ones;
-none is computed from text.
+The formats for training are parquet and those of verl. They raise InvalidArgument for a sample that cannot be trained
+on, with its name and the reason, unless it is to be skipped. All token ids were recorded; none is computed from text.
 """
 
 from osmosis_grpc.protocol.types.trainable import Row, Skipped

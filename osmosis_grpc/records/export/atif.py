@@ -19,7 +19,7 @@ _KNOWN = {"role", "content", "reasoning_content", "reasoning", "tool_calls", "to
 
 
 def content_parts(content: Any) -> tuple[str | list[dict[str, Any]], dict[str, Any]]:
-    """Return the content for ATIF, and for `extra` what ATIF cannot express.
+    """Convert content to ATIF. Also return what ATIF cannot express, for the `extra` of the step.
 
     Parts that are neither texts nor images of a known type go into `extra` under "content_parts", by their index.
     """
@@ -72,7 +72,7 @@ def atif_trajectory(rollout: RecordedRollout, *, tokens: bool = True) -> dict[st
             the replies of its chats, the tokens are in the trajectory's extra.osmosis.unmatched_replies.
 
     Raises:
-        InvalidArgument: The rollout has no message. A trajectory has at least one step.
+        InvalidArgument: The rollout has no message. A trajectory needs at least one step.
     """
     outcome = rollout.outcome
     names = [name for name, sample in outcome.samples.items() if sample.messages]
@@ -201,7 +201,7 @@ def _observe(steps: list[dict[str, Any]], message: Message) -> None:
 
 
 def _add_tokens(steps: list[dict[str, Any]], sample: Sample) -> dict[str, Any]:
-    """Add the tokens of each reply to its step. Return those without a step, for the trajectory's `extra`."""
+    """Add the tokens of each reply to its step. Return the tokens that have no step, for the trajectory's `extra`."""
     found = replies(sample)
     agents = [step for step in steps if step["source"] == "agent"]
     if found is None:

@@ -14,14 +14,14 @@ MANIFEST = "export.json"
 """The file that marks a folder as an export, and describes it."""
 
 SHOWN = 50
-"""How many characters of a file's name go into its temporary name, which must not be too long for the file system."""
+"""The most characters of a file's name in its temporary name, so that the latter is not too long to be created."""
 
 
 class Destination:
     """A file or folder to write. Use it with `with`: it gets its name at the end, and is removed after an error.
 
-    Entering raises InvalidArgument if the name is taken or cannot be written. With `overwrite`, an existing file is
-    replaced, or a folder if an export wrote it.
+    Entering raises InvalidArgument if the name is taken or cannot be written. `overwrite` replaces an existing file, or
+    a folder that an export wrote.
     """
 
     def __init__(self, path: Path, *, folder: bool, overwrite: bool = False, stdout: bool = False) -> None:

@@ -23,11 +23,11 @@ from osmosis_grpc.records.export.verl_records import VerlRecords
 from osmosis_grpc.records.export.verl_rows import VerlConfig, VerlRows
 
 Format = Literal["messages", "atif", "parquet", "verl", "verl-batch", "verl-records"]
-"""The formats. Those of verl, and Parquet's segments, contain only trainable samples."""
+"""The formats. The verl formats, and the segments of parquet, contain only trainable samples."""
 
 STDOUT = "-"
 MAX_FILE_NAME = 200
-"""How many characters of a rollout's id the name of a file contains."""
+"""The most characters of a rollout's id in the name of a file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,11 +66,11 @@ class Sink(Protocol):
         """Write a rollout. Raises InvalidArgument with its id and the reason if the format cannot express it."""
 
     def counts(self) -> tuple[int, int, int]:
-        """Return the numbers of rows, skipped ones and truncated ones."""
+        """Return how many rows were written, how many were skipped, and how many were truncated."""
 
 
 class _Lines:
-    """Writes lines of JSON. A rollout that yields none counts as skipped."""
+    """Writes lines of JSON. A rollout that yields no line counts as skipped."""
 
     def __init__(self, file: TextIO, lines: Callable[[RecordedRollout], Iterable[Any]], rows: VerlRows | None) -> None:
         self._file, self._lines, self._verl = file, lines, rows

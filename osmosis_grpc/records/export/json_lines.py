@@ -36,7 +36,8 @@ def _plain(value: Any) -> Any:
 def message_lines(rollout: RecordedRollout) -> Iterator[dict[str, Any]]:
     """Yield a line for each sample with messages, in the order of the samples.
 
-    The messages are the agent's, unchanged. The metadata's `reward` is that of the sample, or else of the rollout.
+    The messages are the agent's, unchanged. `reward` in the metadata is the reward of the sample or, if it has none, of
+    the rollout.
     """
     outcome = rollout.outcome
     for name, sample in outcome.samples.items():

@@ -47,7 +47,7 @@ class ParquetExport:
         self._rollouts.add(row, len(row["messages"]) + 500)
 
     def counts(self) -> tuple[int, int, int]:
-        """Return the number of segments, of skipped outcomes and samples, and 0: none is truncated."""
+        """Return the number of segments, of skipped outcomes and samples together, and 0, because none is truncated."""
         return self.selection.segments, self.selection.skipped, 0
 
 

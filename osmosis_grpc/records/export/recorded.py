@@ -12,7 +12,7 @@ from osmosis_grpc.protocol.types.trainable import Outcomes, flatten
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedRollout:
-    """An outcome, and facts about its rollout that are not in it and may be absent."""
+    """An outcome, with facts about its rollout that the outcome does not contain. Any of them may be missing."""
 
     outcome: RolloutOutcome
     agent_loop: str = ""
@@ -33,7 +33,7 @@ class RecordedRollout:
 
 
 def recorded(rollouts: Outcomes | Iterable[RecordedRollout]) -> Iterator[RecordedRollout]:
-    """Yield each outcome as a RecordedRollout. Those that already are one stay as they are."""
+    """Yield each outcome as a RecordedRollout. Yield RecordedRollouts unchanged."""
     for each in rollouts:
         if isinstance(each, RecordedRollout):
             yield each
@@ -43,7 +43,7 @@ def recorded(rollouts: Outcomes | Iterable[RecordedRollout]) -> Iterator[Recorde
 
 
 def facts(outcome: RolloutOutcome) -> dict[str, Any]:
-    """Return the facts of an outcome for text formats, as JSON, without absent ones."""
+    """Return the facts of an outcome for text formats, as JSON. Facts that are missing are left out."""
     failure, group = outcome.failure, outcome.group
     made = {
         "rollout_id": outcome.rollout_id,

@@ -1,4 +1,4 @@
-"""Converts outcomes to the padded batch that verl makes of AgentLoopOutputs, as NumPy arrays.
+"""Converts outcomes to the padded batch that verl makes from AgentLoopOutputs, as NumPy arrays.
 
 Keys, shapes and types are those of verl 0.9.1, AgentLoopWorker._agent_loop_postprocess and _postprocess in
 verl/experimental/agent_loop/agent_loop.py. The shapes depend on the configuration, not on the longest row.
@@ -99,7 +99,7 @@ def pad_rows(
 
 
 class Tokens(NamedTuple):
-    """The tokens of one row: of its prompt, and of its response with a mask (1 for sampled tokens) and logprobs."""
+    """The tokens of one row: the prompt, and the response with its logprobs and a mask (1 for sampled tokens)."""
 
     prompt_ids: NDArray[np.int64]
     response_ids: NDArray[np.int64]
@@ -146,7 +146,7 @@ def check_lengths(config: VerlConfig) -> tuple[int, int]:
 
 
 def default_inputs(outcome: RolloutOutcome) -> dict[str, Any]:
-    """Return the columns uid and raw_prompt of an outcome, for use without the trainer's dataset."""
+    """Return the columns uid and raw_prompt of an outcome, in place of the columns of the trainer's dataset."""
     messages = [dict(message) for message in outcome.messages]
     first = next((index for index, message in enumerate(messages) if message.get("role") == "assistant"), None)
     return {"uid": outcome.rollout_id if outcome.group is None else outcome.group.id, "raw_prompt": messages[:first]}

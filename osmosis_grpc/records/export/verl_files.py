@@ -35,7 +35,7 @@ def record_lines(records: VerlRecords, rollout: RecordedRollout) -> Iterator[dic
 
 
 class BatchFiles:
-    """Writes padded batches of `rows` rows into a folder, as `batch-00000.npz` and so on. The last may have fewer."""
+    """Writes padded batches of `size` rows to a folder, as `batch-00000.npz` and so on. The last may be smaller."""
 
     def __init__(self, folder: Path, config: VerlConfig, pad_id: int, size: int = DEFAULT_BATCH) -> None:
         if size < 1:
@@ -70,7 +70,7 @@ class BatchFiles:
 
 
 def save_batch(batch: PaddedBatch, path: Path) -> None:
-    """Write a padded batch to an .npz file, with objects as JSON. Raises InvalidArgument for one that is not JSON."""
+    """Write a padded batch to an .npz file, with objects as JSON. Raises InvalidArgument if an object is not JSON."""
     arrays = {_BATCH + name: value for name, value in batch.batch.items()}
     objects: dict[str, list[Any]] = {}
     for name, column in batch.non_tensor_batch.items():
@@ -95,7 +95,7 @@ def save_batch(batch: PaddedBatch, path: Path) -> None:
 def load_batch(path: str | Path) -> PaddedBatch:
     """Read a padded batch from an .npz file that export wrote, without pickle.
 
-    Raises InvalidArgument for another file, and OSError.
+    Raises InvalidArgument if the file has another content, and OSError if it cannot be read.
     """
     try:
         with np.load(path, allow_pickle=False) as file:
@@ -119,7 +119,7 @@ def load_batch(path: str | Path) -> PaddedBatch:
 def load_outputs(path: str | Path) -> Iterator[dict[str, Any]]:
     """Yield the lines of a file of AgentLoopOutputs, for `AgentLoopOutput(**line["output"])`.
 
-    Raises InvalidArgument for another file, and OSError.
+    Raises InvalidArgument if the file has another content, and OSError if it cannot be read.
     """
     with Path(path).open(encoding="utf-8") as file:
         for number, text in enumerate(file, 1):

@@ -1,7 +1,7 @@
 """Converts outcomes to the records that verl's V1 trainer reads from its TransferQueue.
 
-The format is that of verl 0.9.1, verl/trainer/ppo/v1/agent_loop_tq.py. Records are not padded. verl takes the group of
-a record from its key: the text before the first "_".
+The format is the one of verl 0.9.1, verl/trainer/ppo/v1/agent_loop_tq.py. Records are not padded. verl takes the group
+of a record from its key: it is the text before the first "_".
 """
 
 import operator
@@ -28,9 +28,9 @@ class VerlRecord:
     """UID_SESSION_INDEX: the group, the index of the rollout in its group, the index of the segment in its rollout."""
     partition: Partition
     fields: Mapping[str, Any]
-    """The fields by name. Those with a value for each token are one-dimensional arrays."""
+    """The fields by name. Fields with a value for each token are one-dimensional arrays."""
     tags: Mapping[str, Any]
-    """The status, and as ints the lengths and the global steps."""
+    """The status, and the lengths and global steps as ints."""
 
 
 @dataclass(slots=True)
@@ -83,7 +83,7 @@ class VerlRecords:
         return VerlRecord(key=key, partition=self.partition, fields=made, tags=tags)
 
     def _steps(self, row: VerlRow) -> dict[str, int]:
-        """Return the global steps of a row, never None, on which verl's V1 trainer fails."""
+        """Return the global steps of a row as ints, because verl's V1 trainer fails on None."""
         names = ("min_global_steps", "max_global_steps")
         known = {name: row.extra_fields[name] for name in names}
         return {name: self.global_steps if value is None else value for name, value in known.items()}
@@ -107,7 +107,7 @@ def verl_records(
         inputs_of: Returns the dataset's columns of an outcome; see padded_batch().
 
     Raises:
-        InvalidArgument: verl cannot train on an outcome, there is none, or a uid contains "_".
+        InvalidArgument: There are no outcomes, verl cannot train on one, or a uid contains "_".
     """
     made = VerlRecords(config or VerlConfig(), global_steps, partition, inputs_of)
     outcome = None

@@ -134,7 +134,7 @@ class VerlRows:
     config: VerlConfig
     selection: Selection = field(init=False)
     left_out: int = field(default=0, init=False)
-    """The number of segments that were left out, because of a limit or an empty prompt or response."""
+    """The number of segments that were left out, because of a limit, or because the prompt or response was empty."""
     truncated: int = field(default=0, init=False)
     """The number of segments that were truncated."""
     _experts: tuple[int, ...] | None = field(default=None, init=False)
@@ -154,7 +154,7 @@ class VerlRows:
             yield from self.of(outcome)
 
     def counts(self) -> tuple[int, int, int]:
-        """Return the numbers of rows, of outcomes, samples and segments left out on request, and of truncated rows."""
+        """Return the number of rows, of skipped outcomes, samples and segments together, and of truncated rows."""
         return self.selection.segments - self.left_out, self.selection.skipped + self.left_out, self.truncated
 
     def _row(self, source: TrainableSegment) -> VerlRow | None:
@@ -273,7 +273,7 @@ def check_row(row: VerlRow) -> None:
             raise InvalidArgument(name, f"{row.source} has {len(getattr(row, name))} for {count} tokens")
     masked = not row.source.segment.sampled
     if not np.isin(row.response_mask, (0, 1)).all() or not (masked or row.response_mask.any()):
-        raise InvalidArgument("response_mask", f"{row.source}: it has ones and zeros, and at least a one")
+        raise InvalidArgument("response_mask", f"{row.source}: its values must be 0 or 1, and at least one must be 1")
     wrong = ~np.isfinite(row.response_logprobs)
     if wrong.any():
         index = int(wrong.argmax())
@@ -309,7 +309,7 @@ def _aligned(source: TrainableSegment, name: str, end: int) -> Any:
 
 
 def object_array(values: Iterable[Any]) -> NDArray[np.object_]:
-    """Return a one-dimensional object array, where np.array() would turn lists of equal length into a matrix."""
+    """Return a one-dimensional object array. np.array() would turn lists of equal length into a matrix."""
     listed = list(values)
     made = np.empty(len(listed), dtype=object)
     for index, value in enumerate(listed):

@@ -1,4 +1,4 @@
-"""Runs one SELECT of DuckDB over the views of a journal. Nothing else can be read, and nothing can be written.
+"""Runs one SELECT of DuckDB over the views of a journal. A query can read nothing else, and cannot write.
 
 Each view is a stream of Arrow batches, generated while DuckDB reads it. Only the columns that DuckDB's plan needs are
 computed. Everything runs on one thread, because the journal's connection is bound to it.
@@ -52,7 +52,7 @@ class Answer(NamedTuple):
 
 
 class QueryDatabase:
-    """The views of the journals in a folder, at this moment, also while a server uses them.
+    """The views of the journals in a folder, as they are at this moment. A server may be using the journals.
 
     Use it with `with`, on the main thread.
 
@@ -71,7 +71,7 @@ class QueryDatabase:
         self._arrow = pyarrow
         self._folder = folder
         self._needed: set[str] = set()
-        """The columns that the query needs, of any view."""
+        """The columns that the query needs, from all views."""
         self._deadline = float("inf")
         self._interrupted = False
         self._error: Exception | None = None
@@ -97,12 +97,12 @@ class QueryDatabase:
 
     @property
     def damaged(self) -> int:
-        """The number of damaged rollouts that the query has read, for which rows or values are missing."""
+        """The number of damaged rollouts that the query has read. The answer lacks rows or values of these rollouts."""
         return sum(len(journal.damaged) for journal in self._journals)
 
     @contextmanager
     def select(self, sql: str, timeout: float) -> Iterator[Answer]:
-        """Yield the answer to a query. Its rows are computed as they are read, which raises the same errors.
+        """Yield the answer to a query. Its rows are computed while you read them, so reading can raise the same errors.
 
         Args:
             sql: One SELECT.
@@ -123,7 +123,7 @@ class QueryDatabase:
                 raise self._explained(error, timeout) from None
 
     def _check(self, sql: str) -> None:
-        """Plan the query, and note the columns that it needs. Raises QueryError if it is not one SELECT."""
+        """Plan the query, and store which columns it needs. Raises QueryError if it is not a single SELECT."""
         statements = self._database.extract_statements(sql)
         if not statements:
             raise QueryError(f"there is no SELECT; {_HELP}")
@@ -219,7 +219,7 @@ class QueryDatabase:
 
 
 class _Stream:
-    """A view for DuckDB, which each reader reads from the beginning."""
+    """A view for DuckDB. Each reader starts at its first row."""
 
     def __init__(self, database: QueryDatabase, view: View) -> None:
         self._database = database

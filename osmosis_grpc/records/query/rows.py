@@ -1,6 +1,6 @@
-"""Makes the rows of the views from rollouts, and reads the values of their columns.
+"""Makes the rows of the views from rollouts, and computes the values of their columns.
 
-A table such as CHATS has a function for each column, so that a query computes only the columns that it needs.
+A table such as CHATS has one function for each column, so that a query computes only the columns that it needs.
 """
 
 import json
@@ -57,14 +57,14 @@ def itself(rollout: Rollout) -> Iterable[Rollout]:
 
 
 def chats(rollout: Rollout) -> Iterator[Chat]:
-    """Yield the chats. An open one ends at the end of the rollout."""
+    """Yield the chats. An open chat gets the rollout's end as its own."""
     for chat in _history(rollout, kinds.ChatRequested, kinds.ChatAnswered, kinds.ChatFailed).chats.values():
         chat.ended = rollout.end if chat.ended is None else chat.ended
         yield chat
 
 
 def tools(rollout: Rollout) -> Iterator[ToolCall]:
-    """Yield the tool calls. An open one ends at the end of the rollout."""
+    """Yield the tool calls. An open call gets the rollout's end as its own."""
     for tool in _history(rollout, kinds.ToolCalled, kinds.ToolReturned, history=_Exactly()).tools:
         tool.ended = rollout.end if tool.ended is None else tool.ended
         yield tool
@@ -154,7 +154,7 @@ def _reply(use: Callable[[Any], Any]) -> Callable[[Chat], Any]:
 
 
 def _note(name: str) -> Callable[[TrajectoryEvent], Any]:
-    """Return a function that reads a field of an annotation, with NULL for an empty text."""
+    """Return a function that reads a field of an annotation. An empty text becomes NULL."""
 
     def value(event: Any) -> Any:
         field = getattr(event.kind.annotation, name)

@@ -36,7 +36,7 @@ class View:
     rows: Callable[[Rollout], Iterable[Any]]
     """Returns the rows of one rollout."""
     values: Mapping[str, Callable[[Any], Any]]
-    """The functions that read the columns, other than the rollout's ids, from such a row."""
+    """For each column except the rollout's ids, a function that reads it from such a row."""
 
 
 _ID = (Column("rollout_id", "VARCHAR", "The rollout."), Column("attempt", "BIGINT", "The attempt, from 1."))
@@ -47,7 +47,7 @@ _ROLLOUTS = (
     Column("group_id", "VARCHAR", "The group, if the request names one."),
     Column("group_index", "BIGINT", "The rollout's number in its group, from 0."),
     Column("forked_from", "VARCHAR", "The rollout that it forks from, if it is a fork."),
-    Column("forked_sample", "VARCHAR", "The sample of the last chat that it has from there."),
+    Column("forked_sample", "VARCHAR", "The sample of the last chat that it takes from there."),
     Column("forked_chat", "BIGINT", "The number of that chat."),
     Column("reward", "DOUBLE", "The reward, or the mean of its samples' rewards. NULL without a reward."),
     Column("failure_reason", "VARCHAR", "Why it failed: a reason of errors.md; case is ignored.", nocase=True),
@@ -71,7 +71,7 @@ _ROLLOUTS = (
     Column("agent_seconds", "DOUBLE", "The rest: the agent's own time."),
     Column("activity", "VARCHAR", "What it does now, such as `tool search`. NULL after the end."),
     Column("progress_time", "DOUBLE", "The time of its newest event. NULL after the end."),
-    Column("undelivered", "BOOLEAN", "Whether it ended, and its outcome has not reached the trainer."),
+    Column("undelivered", "BOOLEAN", "Whether it has ended but its outcome has not reached the trainer."),
     Column("label", "VARCHAR", "The reference answer of the request."),
     Column("metadata", "JSON", "The metadata of the request: an object."),
     Column("messages", "JSON", "The messages of the request: a list."),
@@ -86,7 +86,7 @@ _CHATS = (
     Column("purpose", "VARCHAR", "policy, or judge for a grader."),
     Column("policy", "VARCHAR", "The name of the policy; NULL for the only one."),
     Column("state", "VARCHAR", "answered, failed, or open: it has no end."),
-    Column("forked", "BOOLEAN", "Whether the reply is a recorded one of the rollout that this one forks from."),
+    Column("forked", "BOOLEAN", "Whether the reply was recorded in the rollout that this one forks from."),
     Column("request_time", "DOUBLE", "When the agent asked."),
     Column("seconds", "DOUBLE", "Until the reply or the last failure; open ones until the rollout's end or now."),
     Column("finish_reason", "VARCHAR", "Why the reply ends, such as stop or length."),
@@ -120,7 +120,7 @@ _SAMPLES = (
     Column("policy", "VARCHAR", "The name of the policy; NULL for the only one."),
     Column("reward", "DOUBLE", "Its own reward."),
     Column("trainable", "BOOLEAN", "Whether its tokens are exact."),
-    Column("not_trainable_reason", "VARCHAR", "Why they are not, once it ended."),
+    Column("not_trainable_reason", "VARCHAR", "Why its tokens are not exact, once it ended."),
     Column("train", "BOOLEAN", "False if the agent excludes it from training."),
     Column("cut", "VARCHAR", "The limit that cut it: length, context, abort, max_turns, max_tokens or time."),
     Column("dropped", "BIGINT", "How many of its replies the agent dropped. Known when the rollout has ended."),
@@ -128,7 +128,7 @@ _SAMPLES = (
     Column("parent_chat", "BIGINT", "The chat that it branched from."),
     Column("segments", "BIGINT", "Its segments, once it ended."),
     Column("tokens", "BIGINT", "The tokens of its segments."),
-    Column("sampled_tokens", "BIGINT", "Those that the policy sampled."),
+    Column("sampled_tokens", "BIGINT", "The tokens that the policy sampled."),
 )
 _REWARDS = (
     *_ID,

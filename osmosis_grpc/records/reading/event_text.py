@@ -148,7 +148,7 @@ _TEXTS: dict[type, Callable[[Any], str]] = {
 
 
 def event_record(event: TrajectoryEvent) -> dict[str, object]:
-    """Return the fields of an event's record: its names, and the fields of its kind."""
+    """Return the record of an event: its ids, number and time, and the fields of its kind."""
     kind = event.kind
     size = {"response_tokens": sampled(kind)} if isinstance(kind, events.ChatAnswered) else {}
     return {

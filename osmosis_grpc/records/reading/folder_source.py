@@ -1,4 +1,4 @@
-"""Reads rollouts from a server's state folder, also while the server uses it.
+"""Reads rollouts from a server's state folder, even while the server uses it.
 
 A server with several workers has a journal in the folder, and one in a subfolder for each further worker. The answers
 of all journals are merged.
@@ -40,7 +40,7 @@ class FolderSource(Source):
         self._others: dict[int, JournalSource] = {}
 
     def journals(self) -> dict[int, JournalSource]:
-        """Return the journal of each worker, including workers that were added meanwhile."""
+        """Return the journal of each worker, including workers that were added since the last call."""
         found = {worker: folder for worker, folder in worker_folders(self.folder).items() if (folder / FILE).exists()}
         for worker, folder in found.items():
             if worker not in self._others:
@@ -62,7 +62,7 @@ class FolderSource(Source):
 
     @contextlib.contextmanager
     def snapshot(self) -> Iterator[None]:
-        """Open the journals once for all reads in the block, which see the content at this moment."""
+        """Open the journals once for all reads in the block. They all see the content of this moment."""
         with ExitStack() as stack:
             for journal in self.journals().values():
                 stack.enter_context(journal.snapshot())
@@ -119,7 +119,7 @@ class FolderSource(Source):
     async def headers(
         self, where: RolloutFilter, *, limit: int, newest_first: bool = False
     ) -> tuple[list[RolloutInfo], bool]:
-        """See Source. Of settled rollouts it reads only the rows, and no events."""
+        """See Source. For settled rollouts, it reads the rows but no events."""
         found = [
             await journal.headers(where, limit=limit, newest_first=newest_first) for journal in self.journals().values()
         ]

@@ -19,7 +19,7 @@ from osmosis_grpc.records.reading.message_text import CallName, ToolEnd, mapping
 
 MAIN = "main"
 ENDED_BY_START = (FailureReason.RESTART, FailureReason.CRASHED_SERVER, FailureReason.AGENT_LOOP_NOT_FOUND)
-"""Reasons for which a starting server ends rollouts, whose agents had stopped running before."""
+"""The reasons with which a starting server ends rollouts. Their agents stopped earlier, with the last process."""
 ChatName = tuple[str, int]
 
 
@@ -33,7 +33,7 @@ class Chat:
     messages: Sequence[Message]
     """The whole history."""
     prefix_len: int
-    """How many of the first messages come from the chat that this one continues."""
+    """How many messages at the beginning come from the chat that this one continues."""
     answered: events.ChatAnswered | None = None
     failures: list[events.ChatFailed] = field(default_factory=list)
     ended: float | None = None
@@ -88,7 +88,7 @@ class Times:
 
 @dataclass(slots=True)
 class History:
-    """The state of an attempt, rebuilt from its events. Except in times(), only those since the last restart count."""
+    """The state of an attempt, rebuilt from its events. Only times() counts events before the last restart."""
 
     request: RolloutRequest | None = None
     agent_version: str = ""
@@ -191,7 +191,7 @@ class History:
         self.last = sample, number
 
     def place(self, sample: str, number: int) -> ChatName:
-        """Return the chat of a tool call, or the newest chat if the server does not know it."""
+        """Return the chat of a tool call, or the newest chat if the call has no sample."""
         return (sample, number) if sample else self.last or (MAIN, 0)
 
     def answered(self) -> list[tuple[ChatRequest, Message]]:
@@ -213,7 +213,7 @@ class History:
         ]
 
     def samples(self, outcome: RolloutOutcome | None) -> dict[str, Sample]:
-        """Return the samples of the outcome, with messages added that only events have.
+        """Return the samples of the outcome. Add the messages that only events have.
 
         These are the messages of failed chats and, before the end, the newest chat of a sample with its tool results.
         """
@@ -245,7 +245,7 @@ class History:
         return [*newest.messages, newest.answered.response.message], True
 
     def tool_ends(self, sample: str, now: float | None) -> dict[CallName, ToolEnd]:
-        """Return the ends of a sample's tool calls. `now` is None for an ended rollout."""
+        """Return how each tool call of a sample ended. `now` is None for an ended rollout."""
         found = {}
         for tool in self.tools:
             if tool.sample != sample:
@@ -290,7 +290,7 @@ class History:
         return Times(max(0.0, end - self.accepted), *(sum(getattr(each, name) for each in parts) for name in names))
 
     def ran_until(self, end: float, outcome: RolloutOutcome | None) -> float:
-        """Return `end` or, if the rollout was ended by a starting server, the time of its last event before that."""
+        """Return `end`. If a starting server ended the rollout, return the time of its last event before that."""
         failure = outcome.failure if outcome is not None else None
         return self.before_end or end if failure is not None and failure.reason in ENDED_BY_START else end
 

@@ -31,7 +31,7 @@ def doctor_hint(folder: Path) -> str:
 
 @contextlib.contextmanager
 def opened(folder: Path) -> Iterator[Reader]:
-    """Yield a Reader of the journal in a folder. Raises SourceError, also for failed reads in the block."""
+    """Yield a Reader of the journal in a folder. Raises SourceError if opening it, or a read in the block, fails."""
     try:
         reader = Reader.look(folder)
         try:
@@ -78,13 +78,13 @@ class _Known:
 
     row: RolloutRow
     info: RolloutInfo
-    """The state; for an unfinished rollout, without what only its events show."""
+    """The state. For an unfinished rollout, it lacks what only the events show."""
     damage: str = ""
     progress: Progress = field(default_factory=Progress)
     read_from: float = 0.0
-    """The time since which `progress` includes the events, in Unix seconds; 0 if it includes all of them."""
+    """`progress` includes the events from this time on, in Unix seconds; 0 if it includes all events."""
     read_to: int = 0
-    """The position of the journal up to which `progress` includes the events."""
+    """`progress` includes the events up to this position in the journal."""
 
 
 class Seen:

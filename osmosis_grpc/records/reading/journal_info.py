@@ -1,4 +1,4 @@
-"""Builds the state of a rollout from a journal, with the same values as the engine's."""
+"""Builds the state of a rollout from a journal, with the same values as the engine would give."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -26,13 +26,13 @@ def ended_info(entry: JournaledRollout) -> RolloutInfo:
 
 
 def settled_header(row: RolloutRow, group: Group | None = None, fork: Fork | None = None) -> RolloutInfo:
-    """Return the state of a settled rollout from its row, which must be undamaged and lacks the group and the fork."""
+    """Return the state of a settled rollout from its row. A row lacks the group and the fork, and must be undamaged."""
     activity = Activity("ended", row.end_time or row.accept_time)
     return _info(row, row, RolloutState(row.state), activity, group=group, fork=fork)
 
 
 def unfinished_info(entry: JournaledRollout, trail: Iterable[TrajectoryEvent]) -> RolloutInfo:
-    """Return the state of an unfinished rollout in a journal, from its events, because its row lacks it."""
+    """Return the state of an unfinished rollout in a journal. It comes from the events, because the row lacks it."""
     progress = Progress()
     for event in trail:
         progress.add(event)

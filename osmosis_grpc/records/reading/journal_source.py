@@ -1,4 +1,4 @@
-"""Reads rollouts from the journal in one folder, also while a process uses it."""
+"""Reads rollouts from the journal in one folder, even while a process uses it."""
 
 import asyncio
 import contextlib
@@ -52,7 +52,7 @@ class FolderInfo(NamedTuple):
 
     path: str
     in_use: bool
-    """Whether a process uses it, or that is unknown."""
+    """True if a process uses the folder, or if that is unknown."""
     size: int
     """The bytes of its journal."""
     newest: float | None
@@ -75,7 +75,7 @@ class JournalSource(Source):
 
     @contextlib.contextmanager
     def snapshot(self) -> Iterator[None]:
-        """Open the journal once for all reads in the block, which see its content at this moment."""
+        """Open the journal once for all reads in the block. They all see the content of this moment."""
         with opened(self.folder) as reader:
             self._kept = reader
             try:
@@ -148,7 +148,7 @@ class JournalSource(Source):
     async def headers(
         self, where: RolloutFilter, *, limit: int, newest_first: bool = False
     ) -> tuple[list[RolloutInfo], bool]:
-        """See Source. Of settled rollouts it reads only the rows, and no events."""
+        """See Source. For settled rollouts, it reads the rows but no events."""
         found: list[RolloutInfo] = []
         after = 0
         with self._opened() as reader:
@@ -189,7 +189,7 @@ class JournalSource(Source):
         return kind.init.request, kind.tools
 
     async def annotations(self, rollout_id: str, attempt: int) -> Sequence[Annotation]:
-        """See Source. It reads only events that are later than the end."""
+        """See Source. It reads only the events after the end."""
         with self._opened() as reader:
             row = reader.row(rollout_id, attempt)
             if row is None or row.ended is None:

@@ -26,7 +26,7 @@ def origin(fork: Fork | None) -> dict[str, Any] | None:
 
 
 class FilterError(ValueError):
-    """An option of `list` has an invalid value. The message says which ones are valid."""
+    """An option of `list` has an invalid value. The message says which values are valid."""
 
     def __init__(self, option: str, problem: str) -> None:
         super().__init__(problem)
@@ -67,7 +67,7 @@ _NUMBERS = ("min-reward", "max-reward", "limit")
 def options_of(pairs: Iterable[tuple[str, str]]) -> ListOptions:
     """Parse pairs of a name and a value, such as ("min-reward", "0.5"). Empty values are ignored.
 
-    Raises FilterError for an unknown name, and for a value that is not a number where one is needed.
+    Raises FilterError for an unknown name, or if the value of a numeric option is not a number.
     """
     given: dict[str, Any] = {}
     for name, text in pairs:
@@ -86,7 +86,7 @@ def options_of(pairs: Iterable[tuple[str, str]]) -> ListOptions:
 
 
 def pairs_of(options: ListOptions) -> list[tuple[str, str]]:
-    """Return the pairs from which options_of() makes these options, without defaults."""
+    """Return the options as pairs that options_of() can parse. Skip options that have their defaults."""
     found: list[tuple[str, str]] = []
     for name, field in _FIELDS.items():
         value = getattr(options, field)

@@ -40,7 +40,7 @@ def reasoning_of(message: Mapping[str, Any]) -> tuple[str, Any]:
 
 
 def text_of(content: Any) -> str:
-    """Return the content of a message as text. For parts that are not text, it has their type and size."""
+    """Return the content of a message as text. A part that is not text becomes its type and size."""
     if isinstance(content, str) or content is None:
         return content or ""
     parts = mappings(content)
@@ -57,7 +57,7 @@ def text_of(content: Any) -> str:
 
 
 def prompt_text(messages: Sequence[Mapping[str, Any]]) -> str:
-    """Return the first line of what a rollout is asked: of its last user message, else of its last message."""
+    """Return the first line of the last user message of a rollout or, if there is none, of its last message."""
     asked = [message for message in messages if message.get("role") == "user"] or list(messages)
     return text_of(asked[-1].get("content")).strip().partition("\n")[0] if asked else ""
 

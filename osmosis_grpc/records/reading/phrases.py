@@ -3,7 +3,7 @@
 from osmosis_grpc.protocol.types import RolloutOutcome, Segment, SplitReason, events
 
 INTERRUPTED = "INTERRUPTED"
-"""What people are told about an unfinished rollout that no process runs. A server that starts again goes on with it."""
+"""The state shown for an unfinished rollout while no process runs it. The server resumes it when it starts again."""
 _SPLITS = {
     SplitReason.HISTORY_CHANGED: "its history continues no earlier turn: earlier messages were changed or left out",
     SplitReason.BRANCH: "its history continues a turn that another turn continues already",
@@ -22,7 +22,7 @@ def split_text(segment: Segment | events.SegmentClosed) -> str:
 
 
 def pinned_text(asked: events.ChatRequested) -> str:
-    """Return the agent's values of the sampling parameters that pinned ones have replaced, or an empty string."""
+    """Describe the sampling parameters of the agent that pinned ones replaced. Return "" if there are none."""
     passed = asked.passed
     if passed is None:
         return ""

@@ -25,7 +25,7 @@ TIMEOUT = 10.0
 CONNECT = 1.0
 """How many seconds refuses() waits for a connection."""
 LOST_AFTER = 120.0
-"""Commands that follow events end when the server was unreachable for this many seconds."""
+"""Commands that follow events end when the server has been unreachable for this many seconds."""
 _ADVICE = {
     Hint.SHOW_CREDENTIAL: "{token}-file FILE sends the token that is in a file",
     Hint.CHECK_CREDENTIAL: "check the token, or the certificate",

@@ -23,7 +23,7 @@ LARGE_PAGE = 500
 
 
 def stopped_text(where: str, as_of: float) -> str:
-    """Return the line for a source that no server uses."""
+    """Return the line shown for a source that no server uses."""
     return f"no server uses {where}; shown as of {time.strftime('%Y-%m-%d %H:%M:%SZ', time.gmtime(as_of))}"
 
 
@@ -32,7 +32,7 @@ class SourceError(Exception):
 
 
 class NoRollout(SourceError):
-    """There is no such rollout, or no such attempt of it."""
+    """The rollout, or this attempt of it, does not exist."""
 
 
 class DamagedRollout(SourceError):
@@ -84,7 +84,7 @@ class Source(ABC):
 
     @abstractmethod
     async def get(self, rollout_id: str, attempt: int = 0) -> RolloutInfo:
-        """Return an attempt of a rollout, by default the newest. Once ended, it has its outcome with all tokens."""
+        """Return an attempt of a rollout, by default the newest. An ended one has its outcome, with all tokens."""
 
     async def request(self, rollout_id: str, attempt: int) -> tuple[RolloutRequest, Sequence[ToolDict]]:
         """Return the request of an attempt, and the tools that its agent loop listed."""
@@ -109,7 +109,7 @@ class Source(ABC):
 
     @abstractmethod
     def events(self, rollout_id: str, attempt: int = 0, *, after: int = 0, follow: bool = False) -> Events:
-        """Yield the events of an attempt with numbers above `after`. With `follow`, yield new ones until the last."""
+        """Yield the events of an attempt with numbers above `after`. With `follow`, also wait for new events."""
 
     @abstractmethod
     def all_events(self) -> Events:

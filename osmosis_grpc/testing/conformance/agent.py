@@ -1,4 +1,4 @@
-"""The agent of the conformance suite. Its request says what it does; docs/conformance.md describes the steps."""
+"""The agent of the conformance suite. The request tells it what to do; docs/conformance.md describes the steps."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
@@ -17,7 +17,7 @@ ADD = {
         "parameters": {"type": "object", "properties": {"a": {"type": "number"}, "b": {"type": "number"}}},
     },
 }
-"""The tool of a request that names no tools."""
+"""The tool that is listed if a request names no tools."""
 Step = Mapping[str, Any]
 
 
@@ -28,7 +28,7 @@ class ConformanceAgent(RolloutAgentLoop):
     replayable = True
 
     def get_tools(self, request: RolloutRequest) -> list[Any]:
-        """Return the tools of the request. Raises RuntimeError if the request asks for it."""
+        """Return the tools of the request. Raises RuntimeError if the request asks for an error."""
         tools = request.metadata.get("tools", [ADD])
         if tools == "raise":
             raise RuntimeError("the request asks for tools that cannot be listed")
@@ -46,7 +46,7 @@ class _Run:
         self._ctx = ctx
         self._conversations: dict[str, list[Any]] = {}
         self._histories: dict[tuple[str, int], list[Any]] = {}
-        """The history of each answered chat, with its reply."""
+        """The history of each answered chat, including its reply."""
 
     async def result(self) -> RolloutResult:
         for step in self._ctx.request.metadata.get("script", [{"chat": None}]):

@@ -1,4 +1,4 @@
-"""Calls methods of a service with requests as data, and records what a case sends and gets, for the report."""
+"""Calls methods of a service with requests as data. Records what a case sends and receives, for the report."""
 
 import asyncio
 import json
@@ -23,12 +23,12 @@ CALL_LIMIT = 20.0
 
 
 class Trace:
-    """The lines of one case. `->` is sent, `<-` is received."""
+    """The lines of one case in the report. `->` is sent, `<-` is received."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
         self.step = ""
-        """The step that the case is at."""
+        """The current step of the case."""
         self._began = time.monotonic()
         self._left_out = 0
 
@@ -47,7 +47,7 @@ class Trace:
 
 
 def _shortened(data: Any) -> Any:
-    """Return data whose texts and lists are cut: a case may send megabytes."""
+    """Shorten the texts and lists in data, because a case may send megabytes."""
     if isinstance(data, str):
         return data if len(data) <= MOST_CHARS else f"{data[:100]}... ({len(data)} characters)"
     if isinstance(data, Mapping):
@@ -75,9 +75,9 @@ class Calls:
             return {"status": status_of(error)}
 
     async def data(self, name: str, request: Mapping[str, Any], timeout: float = CALL_LIMIT) -> Data:
-        """Return {"code", "response"} or {"code", "status"} as data. A stream has `responses`, until it ends.
+        """Return the answer as data: {"code", "response"}, or {"code", "status"} if the call fails.
 
-        After `timeout` seconds of a stream, its code is OPEN.
+        For a stream, return its messages as `responses`. The code is OPEN if it is still open after `timeout` seconds.
         """
         method = _method(name)
         message = from_data(method.request, request)
@@ -113,7 +113,7 @@ class Calls:
 
 
 def status_of(error: grpc.aio.AioRpcError) -> error_pb2.Status:
-    """Return the status of a failed call with its details, as a frame has it."""
+    """Return the status of a failed call with its details, as a frame would have it."""
     status = stream.status_of(error) or status_pb2.Status(code=error.code().value[0], message=error.details() or "")
     return error_pb2.Status.FromString(status.SerializeToString())
 

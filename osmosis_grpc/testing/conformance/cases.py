@@ -1,7 +1,7 @@
-"""Reads the cases and their vectors: YAML files of the folder `conformance`, which the wheel has, too.
+"""Reads the cases and their vectors, which are YAML files in the folder `conformance`. The wheel contains them, too.
 
-`${name}` in any text of a case is a variable. A text that is only a variable becomes the variable's value.
-`${repeat TEXT N}` in a text repeats a text, for long values; N is a number or a variable.
+`${name}` in any text of a case is a variable. A text that is nothing but a variable becomes the variable's value.
+`${repeat TEXT N}` repeats a text, for long values; N is a number or a variable.
 `{$numbered: {count: N, value: V}}` is an object with the keys x0, x1 and so on.
 """
 
@@ -19,9 +19,9 @@ from osmosis_grpc.testing.conformance.protobuf_data import CaseError
 
 PACKAGE = Path(osmosis_grpc.__file__).parent
 FOLDERS = PACKAGE / "conformance", PACKAGE.parent / "conformance"
-"""Where the cases are: in the package after the installation of a wheel, and beside it in a checkout."""
+"""Where the cases may be: inside an installed package, or beside it in a checkout."""
 MODES = ("callback", "attach", "accept", "call")
-"""How the suite and the side under test are connected. `call` is a case that makes calls and opens no link."""
+"""How the suite and the side under test are connected. In the mode `call`, a case makes calls and opens no link."""
 LIMIT = 25.0
 """The time limit of a case in seconds, unless the case sets a `limit`."""
 SHORT_SILENCE = "chat_silence of at most 60 s"
@@ -37,9 +37,9 @@ class Kind(NamedTuple):
     keys: frozenset[str]
     """The keys of its body."""
     lists: tuple[str, ...]
-    """The keys that a body has to have, with a list each."""
+    """The keys that a body must have. The value of each is a list."""
     run: Callable[[Any], Awaitable[None]]
-    """Runs a case of the kind. Raises Failed."""
+    """Runs a case of this kind. Raises Failed."""
     check: Callable[[Mapping[str, Any]], None] = lambda _body: None
     """Checks a body when it is read. Raises CaseError."""
 
@@ -57,9 +57,9 @@ class Case:
     over: tuple[str, ...] = ("attach",)
     """The modes in which the case runs."""
     shows: Mapping[str, list[str]] = field(default_factory=dict)
-    """The sentences of the proto that it rests on, by the name of the declaration. A sentence may be shortened."""
+    """The sentences of the proto files that it checks, by the name of the declaration. A sentence may be shortened."""
     needs: tuple[str, ...] = ()
-    """What the side under test or the command line has to have: `feature NAME`, `second_token`, `admin` and so on."""
+    """What the side under test or the command line must have, such as `feature NAME` or `second_token`."""
     limit: float = LIMIT
     wait: float | None = None
     alone: bool = False
@@ -102,12 +102,12 @@ def read(text: str, side: str, kinds: Mapping[str, Kind], file: str = "cases") -
 
 
 def parse(text: str, file: str) -> Any:
-    """Return what YAML text says. Raises CaseError, and MissingExtraError."""
+    """Parse YAML text. Raises CaseError, and MissingExtraError."""
     try:
         import yaml
     except ModuleNotFoundError:
         raise MissingExtraError("the conformance suite", "conformance") from None
-    safe = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the one in C is ten times as fast
+    safe = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the loader in C is ten times as fast
     try:
         return safe(text).get_single_data()
     except yaml.YAMLError as error:
@@ -124,7 +124,7 @@ _TYPES: Mapping[str, tuple[type | UnionType, str]] = {
     "wait": (int | float, "a number"),
     "shows": (dict, "an object"),
 }
-"""The types of the keys that all kinds have, and their names."""
+"""The type of each key that all kinds have, and the name of the type for messages."""
 
 
 def _case(entry: dict[str, Any], side: str, kinds: Mapping[str, Kind], file: str) -> Case:
@@ -161,7 +161,7 @@ def _case(entry: dict[str, Any], side: str, kinds: Mapping[str, Kind], file: str
 
 
 def filled(data: Any, values: Mapping[str, Any]) -> Any:
-    """Return `data` with the values of its variables. Raises CaseError for a variable without a value."""
+    """Replace the variables in `data` by their values. Raises CaseError for a variable without a value."""
     if isinstance(data, Mapping):
         if data.keys() == {"$numbered"}:
             many = data["$numbered"]
@@ -195,7 +195,7 @@ def vector(name: str) -> Mapping[str, Any]:
 
 
 def pairs(body: Mapping[str, Any]) -> Iterator[tuple[Any, Any, bool]]:
-    """Yield (one, other, whether they are equal) of a case: its own lists, and those of the vector that it names."""
+    """Yield (one, other, whether they are equal) from the lists of a case, and from the lists of the case's vector."""
     sources = [body, *([vector(body["vector"])] if "vector" in body else [])]
     for source in sources:
         for key, equal in (("equal", True), ("different", False)):
@@ -214,7 +214,7 @@ def check_pairs(body: Mapping[str, Any]) -> None:
 
 
 def put(data: dict[str, Any], path: str, value: Any) -> None:
-    """Put a value at a path such as `spec.messages[0]`. An object at the end of a path without index is merged."""
+    """Put a value at a path such as `spec.messages[0]`. Merge an object, unless the path ends with an index."""
     *parents, last = path.replace("[", ".").replace("]", "").split(".")
     at: Any = data
     for name in parents:

@@ -1,4 +1,4 @@
-"""Sends frames of HTTP/2 that no gRPC library sends, and says how a call ended. Needs hpack and hyperframe (of h2)."""
+"""Sends HTTP/2 frames that no gRPC library would send, and tells how the call ended. Needs hpack and hyperframe."""
 
 import asyncio
 import contextlib
@@ -32,14 +32,15 @@ USUAL = {
     "content-type": "application/grpc",
     "te": "trailers",
 }
-"""The headers of a call. A case replaces some; an empty value leaves a header out."""
+"""The usual headers of a call. A case can replace some; an empty value leaves a header out."""
 WAIT = 5.0
 
 
 async def exchange(target: str, frames: list[Mapping[str, Any]], trace: Trace) -> str:
     """Send frames and return how the call ended.
 
-    It is `grpc-status 3`, `http 415`, `RST_STREAM`, `GOAWAY`, `PING` (answered), `closed` or `open`.
+    The result is a text such as `grpc-status 3`, `http 415`, `RST_STREAM`, `GOAWAY`, `PING` (answered), `closed` or
+    `open`.
     """
     try:
         import hpack
@@ -66,7 +67,7 @@ async def exchange(target: str, frames: list[Mapping[str, Any]], trace: Trace) -
 
 
 def _frame(given: Mapping[str, Any], encoder: Any) -> bytes:
-    """Return the bytes of a frame: {type, flags, stream, headers | hex | message}, or of {raw: hex}."""
+    """Return the bytes of a frame, given as {type, flags, stream, headers | hex | message} or as {raw: hex}."""
     if "raw" in given:
         return bytes.fromhex(given["raw"].replace(" ", ""))
     if given.get("type") not in TYPES:

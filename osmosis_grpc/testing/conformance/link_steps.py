@@ -1,4 +1,4 @@
-"""The steps for both sides, and the helpers of all steps."""
+"""The steps that both sides have, and helpers for all steps."""
 
 import asyncio
 import json
@@ -11,16 +11,16 @@ from osmosis_grpc.testing.conformance.protobuf_data import CaseError, code_numbe
 from osmosis_grpc.testing.conformance.run import Run, Step
 
 Verbs = Mapping[str, Callable[[Any, Any, Step], Awaitable[None]]]
-"""The function of each verb: it gets the run, the verb's value, and the whole step."""
+"""The function of each verb. Its arguments are the run, the verb's value, and the whole step."""
 MODIFIERS = frozenset({"link", "wait", "token", "as", "to", "for", "only", "named"})
-"""Keys that a step may have besides its verb."""
+"""The keys that a step may have besides its verb."""
 TIMES = ("wait", "for", "stays", "sleep", "no_stream")
-"""Keys with seconds: a number, a duration such as 45s, or a multiple of one such as 0.7 * 45s."""
+"""The keys with a time: a number of seconds, a duration such as 45s, or a multiple of one such as 0.7 * 45s."""
 _TIME = re.compile(r"(?:([\d.]+) \* )?([\d.]+)s")
 
 
 async def run_steps(run: Run, steps: Sequence[Step], verbs: Verbs) -> None:
-    """Do the steps in order. Raises Failed naming the step, and CaseError for a step that is none."""
+    """Do the steps in order. Raises Failed with the name of the step, and CaseError for an invalid step."""
     for number, step in enumerate(steps, 1):
         if run.mode not in step.get("only", run.mode):
             continue
@@ -72,7 +72,7 @@ async def expect(run: Run, value: Any, step: Step) -> None:
 
 
 async def end(run: Run, value: Any, step: Step) -> None:
-    """Expect the stream to end with the status `value`. A list [A, B] permits each status in it."""
+    """Expect the stream to end with the status `value`, or with one of a list [A, B] of statuses."""
     expected = {"$in": value} if isinstance(value, list) else value if isinstance(value, Mapping) else {"code": value}
     for code in value if isinstance(value, list) else [value]:
         if isinstance(code, str):
@@ -98,7 +98,7 @@ async def send(run: Run, value: Any, step: Step) -> None:
 
 
 async def none(run: Run, value: Any, step: Step) -> None:
-    """Expect no further frame of these kinds. `for` is the number of seconds to wait for one."""
+    """Expect no further frame of these kinds. `for` is how many seconds to wait for one."""
     link = run.link_of(step)
     await asyncio.sleep(step.get("for", run.quiet))
     await run.settle(link)
@@ -117,7 +117,7 @@ async def save(run: Run, value: Any, _step: Step) -> None:
 
 
 async def stays(run: Run, value: Any, step: Step) -> None:
-    """Expect that the stream stays open for this number of seconds."""
+    """Expect that the stream stays open for `value` seconds."""
     link = run.link_of(step)
     await asyncio.sleep(value)
     if link.inbox.over is not None:

@@ -1,7 +1,7 @@
-"""A link carries frames between the suite and the side under test, whichever way they are connected.
+"""A link carries frames between the suite and the side under test, however they are connected.
 
 Over Attach and Accept, the frames are those of the stream. With callbacks, a link converts sent frames to calls, and
-received calls and answers to frames. So a case sees the same frames in all three modes.
+converts received calls and answers to frames. So a case sees the same frames in all three modes.
 """
 
 import asyncio
@@ -26,9 +26,9 @@ from osmosis_grpc.testing.conformance.protobuf_data import (
 from osmosis_grpc.testing.raw import RawStream
 
 WAIT = 8.0
-"""A step waits for at most this many seconds. A case can set another `wait`."""
+"""How many seconds a step waits at most. A case can set another `wait`."""
 NAMES = ("rollout_id", "attempt", "sample", "chat_number", "id", "result_id")
-"""Fields that choose a frame: an expectation that has one of them skips frames with another value."""
+"""The fields that choose a frame. An expectation with one of them skips frames with another value."""
 MakeHello = Callable[[Mapping[str, Any]], dict[str, Any]]
 CALL = job("testing.conformance.call", OnFailure.RAISE)
 
@@ -42,7 +42,7 @@ class OutOfTime(Failed):
 
 
 class Inbox(Protocol):
-    """What came over a link."""
+    """What has arrived over a link."""
 
     frames: list[Any]
     over: str | None
@@ -65,10 +65,10 @@ class Link:
         self._taken: set[int] = set()
         self._shown = 0
 
-    # What subclasses do.
+    # What subclasses implement.
 
     async def open(self, hello: Mapping[str, Any] | None) -> None:
-        """Open the link, with this hello; without one for None. With callbacks there is nothing to open."""
+        """Open the link, and send this hello unless it is None. With callbacks, there is nothing to open."""
         raise NotImplementedError
 
     async def write(self, frames: Sequence[Any]) -> None:
@@ -76,7 +76,7 @@ class Link:
         raise NotImplementedError
 
     async def write_bytes(self, data: bytes) -> None:
-        """Send bytes in place of a stream's message."""
+        """Send bytes in place of a message of the stream."""
         raise CaseError(f"bytes cannot be sent over {self.name}")
 
     async def half_close(self) -> None:
@@ -90,10 +90,10 @@ class Link:
     async def close(self) -> None:
         """Release what belongs to the link."""
 
-    # The same for all.
+    # What all links share.
 
     async def send(self, frames: Sequence[Mapping[str, Any]]) -> None:
-        """Send frames that are given as data, in one message."""
+        """Send frames, given as data, in one message."""
         made = [from_data(self._sent, frame) for frame in frames]
         for frame in frames[:3]:
             self.trace.add("->", self.name, frame)
@@ -105,7 +105,7 @@ class Link:
             raise Failed(f"{self.name}: nothing can be sent: {error}") from None
 
     async def take(self, expected: Mapping[str, Any], saved: Data, wait: float | None = None) -> Any:
-        """Return the next frame of an expected kind. Raises Failed if it differs, or does not come."""
+        """Return the next frame of the expected kind. Raises Failed if it differs or does not come."""
         kind, fields = _only(expected)
         named = fields.get("outcome", {}) if kind == "complete" else fields
         chosen = {name: named[name] for name in NAMES if name in named and not isinstance(named[name], Mapping)}
@@ -125,7 +125,7 @@ class Link:
         return message
 
     async def until(self, condition: Any, what: str, wait: float | None = None) -> None:
-        """Wait until a condition holds. Raises Failed, which says what did not happen."""
+        """Wait until a condition holds. Raises Failed if it does not; `what` says what was expected."""
         try:
             await self._until(condition, wait)
         except TimeoutError:
@@ -140,7 +140,7 @@ class Link:
         ]
 
     async def ended(self, wait: float | None = None) -> Data:
-        """Wait for the end of the stream and return its status. Raises Failed if it goes on."""
+        """Wait for the end of the stream and return its status. Raises Failed if the stream does not end."""
         await self.until(lambda: self.inbox.over is not None, "the end of the stream", wait)
         status = status_data(self.inbox.status) | {"code": self.inbox.over}
         self.trace.add("<-", f"{self.name} ended", status)
@@ -151,13 +151,13 @@ class Link:
         return f"{self.inbox.over} {self.inbox.details}".strip()
 
     def use(self, inbox: Inbox) -> None:
-        """Continue with another inbox: that of a new stream."""
+        """Continue with the inbox of a new stream."""
         self.show()
         self.inbox = inbox
         self._taken, self._shown = set(), 0
 
     def show(self) -> None:
-        """Add what came since the last time to the trace."""
+        """Add what has arrived since the last call to the trace."""
         frames = getattr(self, "inbox", None) and self.inbox.frames
         for frame in (frames or [])[self._shown :]:
             self.trace.add("<-", self.name, to_data(frame, defaults=False))
@@ -171,7 +171,7 @@ class Link:
             self.show()
 
     def find(self, kind: str, chosen: Mapping[str, Any]) -> int | None:
-        """Return the index of the first frame of a kind that no step has taken and that has these names."""
+        """Return the index of the first frame of a kind that has these values and that no step has taken."""
         for index, frame in enumerate(self.inbox.frames):
             if index in self._taken or frame.WhichOneof("frame") != kind:
                 continue
@@ -213,7 +213,7 @@ class StreamLink(Link):
         self.use(stream)
 
     async def _guarded(self, write: Any) -> None:
-        """Write. A stream that has ended, or that the other side does not read, is the business of a later step."""
+        """Write. Raises Failed if the other side does not read. If the stream has ended, leave that to a later step."""
         try:
             async with asyncio.timeout(self.wait):
                 await write
@@ -227,7 +227,7 @@ class StreamLink(Link):
 
 
 class DialledLink(StreamLink):
-    """A stream that the suite opens. `hello` makes the data of the suite's hello of the fields of a case."""
+    """A stream that the suite opens. `hello` completes the fields that a case gives to the suite's hello, as data."""
 
     def __init__(self, call: Any, channel: Any, sends: Any, hello: MakeHello, trace: Trace, name: str) -> None:
         super().__init__(sends().frames.add().__class__, trace, name)
@@ -243,7 +243,7 @@ class DialledLink(StreamLink):
             await self.send([{"hello": self._hello(hello)}])
 
     async def finish(self, _status: str) -> None:
-        """Break the stream: the side that dials ends no stream with a status."""
+        """Break the stream, because the side that dials cannot end it with a status."""
         await self.cut()
 
     async def close(self) -> None:
@@ -280,9 +280,9 @@ def _only(expected: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
 
 
 class CallLink(Link):
-    """Frames that the suite sends are calls or answers to calls. Calls and answers that come are frames.
+    """A link over callbacks. Sent frames become calls or answers; received calls and answers become frames.
 
-    It is its own inbox. `sent` is the type of the frames that the suite sends.
+    The link is its own inbox. `sent` is the type of the frames that the suite sends.
     """
 
     def __init__(self, sent: type[Message], trace: Trace) -> None:
@@ -291,13 +291,13 @@ class CallLink(Link):
         self.over: str | None = None
         self.details, self.status = "", status_pb2.Status()
         self.waiting: dict[tuple[Any, ...], list[asyncio.Future[Any]]] = {}
-        """The calls that came and have no answer, by the names of their chat, outcome or Init."""
+        """The received calls that have no answer yet, by the key of their chat, outcome or Init."""
         self._news = asyncio.Condition()
         self._calls: set[asyncio.Task[Any]] = set()
         self.use(self)
 
     async def open(self, hello: Mapping[str, Any] | None) -> None:
-        """There is nothing to open."""
+        """Do nothing, because there is nothing to open."""
 
     async def until(self, condition: Any, what: str = "", wait: float | None = None) -> None:
         if what:
@@ -307,7 +307,7 @@ class CallLink(Link):
                 await self._news.wait_for(condition)
 
     async def came(self, frame: Any) -> None:
-        """Add what came as a frame."""
+        """Add a received call or answer as a frame."""
         async with self._news:
             self.frames.append(frame)
             self._news.notify_all()
@@ -326,7 +326,7 @@ class CallLink(Link):
                 each.set_result(value)
 
     def call(self, work: Coroutine[Any, Any, None]) -> None:
-        """Make a call and go on."""
+        """Start a call, and do not wait for its answer."""
         task = child(CALL, work)
         self._calls.add(task)
         task.add_done_callback(self._calls.discard)

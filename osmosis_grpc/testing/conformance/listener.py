@@ -1,4 +1,4 @@
-"""Listens for the side under test: a gRPC service with calls, and with one method whose streams the cases take."""
+"""Listens for the side under test: a gRPC service with unary methods, and one method whose streams the cases take."""
 
 import asyncio
 from collections.abc import Mapping
@@ -15,14 +15,14 @@ from osmosis_grpc.testing.raw import RawStream
 from osmosis_grpc.testing.raw.connections import OPTIONS
 
 REASONS = {"ABORTED": {"code": "ABORTED", "reason": "ATTACHMENT_REPLACED", "message": "another stream has this id"}}
-"""The statuses with a reason of their own with which the suite ends a stream."""
+"""The statuses to which the suite adds a reason when it ends a stream."""
 _OPTIONS = (*OPTIONS, ("grpc.so_reuseport", 0), ("grpc.http2.min_ping_interval_without_data_ms", 1000))
 
 
 class Listener:
-    """Serves the calls of subclasses, and queues the streams that come.
+    """Serves the unary methods of subclasses, and queues the streams that come.
 
-    `streams` is the method that is a stream. `addresses` are HOST:PORT each; the port 0 is any free one.
+    `streams` is the name of the streaming method. Each of the `addresses` is HOST:PORT; port 0 means any free port.
     """
 
     def __init__(self, streams: str, *addresses: str) -> None:
@@ -34,10 +34,11 @@ class Listener:
         self._streams: asyncio.Queue[RawStream] = asyncio.Queue()
         self._ends: dict[RawStream, asyncio.Future[str]] = {}
         self.came = self.silent = False
-        """Whether a stream has come; whether a case has waited for the first one in vain, so that no other waits."""
+        """`came` is whether a stream has come. `silent` is whether a case has waited in vain for the first stream.
+        Then no other case waits for it."""
 
     def calls(self) -> Mapping[str, Any]:
-        """Return the function of each unary method: it gets the request and the context."""
+        """Return the function of each unary method. Its arguments are the request and the context."""
         raise NotImplementedError
 
     async def __aenter__(self) -> Self:

@@ -1,8 +1,9 @@
-"""Compares received data with an expectation of a case.
+"""Compares received data with what a case expects.
 
 An expectation is data. A dict expects at least its keys. A list expects exactly its elements, in order. A scalar
-expects an equal one; numbers are compared as float32 where they are not integers. A text for a status means its code.
-A dict with one key that begins with `$` is an operator of the table below. `docs/conformance.md` lists them.
+expects an equal scalar; numbers that are not integers are compared with the precision of float32. A text that is
+compared with a status is the name of its code. A dict with one key that begins with `$` is an operator of the table
+below. docs/conformance.md lists the operators.
 """
 
 import json
@@ -15,11 +16,11 @@ from osmosis_grpc.testing.conformance.protobuf_data import CaseError
 
 Saved = dict[str, Any]
 MISSING = object()
-"""Stands for a field that is not there."""
+"""The value of a field that is missing."""
 
 
 def differences(expected: Any, got: Any, saved: Saved, path: str = "") -> Iterator[str]:
-    """Yield a line for each difference. Values of `$save` go into `saved`."""
+    """Yield a line for each difference. Store the values of `$save` in `saved`."""
     if isinstance(expected, Mapping) and len(expected) == 1 and next(iter(expected)).startswith("$"):
         name, argument = next(iter(expected.items()))
         if name not in OPERATORS:
@@ -36,7 +37,7 @@ def differences(expected: Any, got: Any, saved: Saved, path: str = "") -> Iterat
 
 
 def equal(expected: Any, got: Any) -> bool:
-    """Return whether two scalars are equal. A text may be an integer of 64 bits or a status with this code."""
+    """Return whether a scalar is as expected. `got` may also be a 64-bit integer as a text, or a whole status."""
     if isinstance(got, Mapping) and isinstance(expected, str):
         return bool(got.get("code") == expected)
     if isinstance(expected, bool) or isinstance(got, bool):
@@ -67,7 +68,7 @@ def _list(expected: Sequence[Any], got: Any, saved: Saved, path: str) -> Iterato
 
 
 def _checked(holds: Callable[[Any, Any], bool], words: str) -> Callable[[Any, Any, Saved, str], Iterator[str]]:
-    """Return an operator that holds for a present value or not."""
+    """Return an operator that checks a value with `holds`. It fails for a missing value."""
 
     def operator(argument: Any, got: Any, _saved: Saved, path: str) -> Iterator[str]:
         if got is MISSING or not holds(argument, got):
@@ -114,7 +115,7 @@ def _is_json(expected: Any, got: Any) -> bool:
 
 
 def json_equal(one: Any, other: Any) -> bool:
-    """Return whether two JSON values are equal: numbers by value, and a bool is not a number."""
+    """Return whether two JSON values are equal. Numbers are compared by value, and a bool is not a number."""
     if isinstance(one, bool) or isinstance(other, bool):
         return one is other
     if isinstance(one, dict) and isinstance(other, dict):
@@ -125,7 +126,7 @@ def json_equal(one: Any, other: Any) -> bool:
 
 
 def _number(value: Any) -> float:
-    """Return a number, or the seconds of a duration such as 1.5s, or the number of elements of a list or text."""
+    """Return a number, the seconds of a duration such as 1.5s, or the length of a list. Return NaN for other values."""
     if isinstance(value, int | float):
         return value
     if isinstance(value, list):
@@ -154,4 +155,4 @@ OPERATORS: dict[str, Callable[[Any, Any, Saved, str], Iterator[str]]] = {
     "$not": _not,
     "$all": _all,
 }
-"""The operators by their names."""
+"""The operators by name."""

@@ -1,4 +1,4 @@
-"""Converts protobuf messages to plain data and back: dicts with the names of the proto files.
+"""Converts protobuf messages to plain data and back. The data are dicts with the field names of the proto files.
 
 A `Status` and the details of a refused call become one flat dict:
 {code: NAME, reason, domain, message, fields: [...], retry_seconds, details: {NAME: {...}}}.
@@ -18,11 +18,11 @@ Data = dict[str, Any]
 
 
 class CaseError(ValueError):
-    """A case is wrong: it cannot be read or run. It says nothing about the side under test."""
+    """A case is wrong, so it cannot be read or run. This says nothing about the side under test."""
 
 
 def from_data(kind: type[Message], data: Mapping[str, Any]) -> Any:
-    """Return a message of a kind. Raises CaseError for data that does not fit."""
+    """Return a message of a kind. Raises CaseError if the data does not fit."""
     try:
         return json_format.ParseDict(_with_statuses(data), kind())
     except (json_format.ParseError, TypeError, ValueError) as error:
@@ -30,7 +30,7 @@ def from_data(kind: type[Message], data: Mapping[str, Any]) -> Any:
 
 
 def check_fields(kind: Any, expected: Mapping[str, Any]) -> None:
-    """Check that a kind of message has the fields that are expected. Raises CaseError naming the others."""
+    """Check that a kind of message has the expected fields. Raises CaseError for a field that it lacks."""
     for name, value in expected.items():
         if name.startswith("$") or kind.full_name == error_pb2.Status.DESCRIPTOR.full_name:
             return
@@ -46,7 +46,7 @@ def check_fields(kind: Any, expected: Mapping[str, Any]) -> None:
 
 
 def to_data(message: Message, *, defaults: bool = True) -> Data:
-    """Return a message as data. With `defaults`, unset fields without presence are there, too."""
+    """Return a message as data. With `defaults`, include unset fields that have no presence."""
     if message.DESCRIPTOR.full_name == error_pb2.Status.DESCRIPTOR.full_name:
         return status_data(message)
     made: Data = json_format.MessageToDict(
@@ -57,7 +57,7 @@ def to_data(message: Message, *, defaults: bool = True) -> Data:
 
 
 def status_data(status: Any) -> Data:
-    """Return a google.rpc.Status, or the protocol's own, as data."""
+    """Return a google.rpc.Status, or a Status of the protocol, as data."""
     info = detail_of(status, error_details_pb2.ErrorInfo)
     retry = detail_of(status, error_details_pb2.RetryInfo)
     bad = detail_of(status, error_details_pb2.BadRequest)
@@ -90,7 +90,7 @@ def code_number(name: str) -> int:
 
 
 def status_message(data: str | Mapping[str, Any]) -> error_pb2.Status:
-    """Return a status that a case sends: a name, or {code, reason, message, retry_seconds, unknown_chat}."""
+    """Return a status to send, given as a name or as {code, reason, message, retry_seconds, unknown_chat}."""
     given: Mapping[str, Any] = {"code": data} if isinstance(data, str) else data
     status = error_pb2.Status(code=code_number(given["code"]), message=given.get("message", "from the suite"))
     info = error_details_pb2.ErrorInfo(reason=given.get("reason", given["code"]), domain="osmosis.rollout")
@@ -105,7 +105,7 @@ def status_message(data: str | Mapping[str, Any]) -> error_pb2.Status:
 
 
 def _with_statuses(data: Any) -> Any:
-    """Put whole statuses in place of the short ones of a case: a key `status` with a name or a dict with `code`."""
+    """Replace the short statuses in data by whole ones. A short one is a key `status` with a name, or with a `code`."""
     if isinstance(data, Mapping):
         return {
             key: json_format.MessageToDict(status_message(value), preserving_proto_field_name=True)

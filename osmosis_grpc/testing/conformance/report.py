@@ -1,4 +1,4 @@
-"""The results of a run of the suite, one for each case and mode, and reports: as text, as JSON, and as JUnit XML."""
+"""The results of a run of the suite, one for each case and mode, and reports as text, as JSON, and as JUnit XML."""
 
 import re
 from collections import Counter
@@ -20,13 +20,13 @@ class Skipped(Exception):
 
 
 class Verdict(StrEnum):
-    """The verdicts of a case."""
+    """The possible verdicts on a case."""
 
     PASSED = "passed"
     FAILED = "failed"
     SKIPPED = "skipped"
     KNOWN = "known failure"
-    """It failed, and the file of known failures names it."""
+    """The case failed, and the file of known failures names it."""
     UNEXPECTED = "passed, but is listed as a known failure"
 
 
@@ -39,10 +39,10 @@ class Result:
     verdict: Verdict
     seconds: float = 0.0
     reason: str = ""
-    """Why it failed or was skipped."""
+    """Why the case failed or was skipped."""
     trace: Sequence[str] = field(default=())
     out_of_time: bool = False
-    """Whether it failed because something did not come in time."""
+    """Whether the case failed because something did not come in time."""
 
     @property
     def name(self) -> str:
@@ -85,9 +85,9 @@ def line(result: Result) -> str:
 
 
 def failures(results: Sequence[Result]) -> Iterator[str]:
-    """Yield the lines about failed cases: what each would catch and rests on, what differs, what was sent and got.
+    """Yield lines about failed cases: what each would catch, the sentences it checks, what differs, what was sent.
 
-    Cases that failed for the same reason are shown once.
+    Show only the first of the cases that failed for the same reason.
     """
     groups: dict[str, list[Result]] = {}
     for result in results:
@@ -113,13 +113,13 @@ def failures(results: Sequence[Result]) -> Iterator[str]:
 
 
 def _cause(result: Result) -> str:
-    """Return the reason of a failure without the number of its step and the ids of its rollouts."""
+    """Return the reason of a failure, without the number of the step and the ids of rollouts."""
     text = re.sub(r"^step \d+ \(([^)]*)\)", r"step (\1)", result.reason)
     return re.sub(rf"{re.escape(result.case.name)}-{result.mode}-[0-9a-f]+", "ROLLOUT", text)
 
 
 def summary(results: Sequence[Result], seconds: float) -> str:
-    """Return one line with the numbers of all verdicts."""
+    """Return one line that counts the verdicts."""
     counts = Counter(result.verdict for result in results)
     parts = [f"{counts[verdict]} {verdict.value}" for verdict in Verdict if counts[verdict]]
     return f"{len(results)} case{'s' * (len(results) != 1)} in {seconds:.1f} s: {', '.join(parts) or 'none ran'}"

@@ -1,4 +1,4 @@
-"""One case against either side: its links, its variables, and how received data is compared."""
+"""One run of a case against either side: its links, its variables, and the comparison of received data."""
 
 import asyncio
 import contextlib
@@ -15,10 +15,10 @@ Step = Mapping[str, Any]
 
 
 class Run:
-    """The state of a case. Subclasses make links, and know the side under test."""
+    """The state of a case while it runs. Subclasses make links, and know the side under test."""
 
     quiet = 0.0
-    """Seconds in which `none` waits for a frame that must not come."""
+    """How many seconds `none` waits for a frame that must not come."""
 
     def __init__(self, case: Case, mode: str, prefix: str, trace: Trace, saved: Data) -> None:
         self.case = case
@@ -34,7 +34,7 @@ class Run:
         raise NotImplementedError
 
     def filled(self, data: Any) -> Any:
-        """Return data of the case with its variables filled."""
+        """Replace the variables in data of the case by their values."""
         return filled(data, self.saved)
 
     async def guard(self, work: Any) -> Any:
@@ -42,15 +42,15 @@ class Run:
         return await work
 
     async def settle(self, link: Link) -> None:
-        """Wait until the frames so far are handled, as far as the side under test shows it."""
+        """Wait until the side under test has handled the frames so far, if there is a way to tell."""
         link.show()
 
     def owns(self, _frame: Any) -> bool:
-        """Return whether a frame belongs to the case, and not to an earlier one on the same stream."""
+        """Return whether a frame belongs to this case, not to an earlier case on the same stream."""
         return True
 
     def frame(self, data: Data) -> Data:
-        """Return the whole frame for the frame of a step."""
+        """Complete the frame that a step gives."""
         return data
 
     def link(self, name: str = "main") -> Link:
@@ -64,7 +64,7 @@ class Run:
         return self.link(step.get("link", "main"))
 
     def add_link(self, name: str, credential: str = "first") -> Link:
-        """Return a link of the case by its name. Make it if it is new."""
+        """Return a link of the case by its name. Make the link if it is new."""
         if name not in self.links:
             link = self.links[name] = self.new_link(name, credential)
             link.wait = self.case.wait or link.wait

@@ -1,4 +1,4 @@
-"""Runs cases, several at a time, each with a limit, and gives the verdicts."""
+"""Runs cases, several at a time and each with a time limit, and judges them."""
 
 import asyncio
 import logging
@@ -31,10 +31,10 @@ async def run_cases(
 ) -> list[Result]:
     """Run (case, mode) pairs and return their results in order.
 
-    Raises CaseError for a case that is wrong, and Unusable for a side under test that cannot be tested.
+    At most `jobs` cases run at a time. Cases in the modes `in_turn` run one after the other, because a server that
+    dials has only one stream. Cases that must be alone run at the end.
 
-    At most `jobs` run at a time. Cases of the modes `in_turn` run one after the other: a server that dials has one
-    stream. Cases that must be alone run at the end.
+    Raises CaseError if a case is wrong, and Unusable if the side under test cannot be tested.
     """
     run = secrets.token_hex(4)
     slots = asyncio.Semaphore(jobs)
@@ -53,7 +53,7 @@ async def run_cases(
 
     rest = [index for index, (case, _) in enumerate(chosen) if not case.alone]
     free = [index for index in rest if chosen[index][1] not in in_turn]
-    free.sort(key=lambda index: -chosen[index][0].limit)  # the long ones begin first
+    free.sort(key=lambda index: -chosen[index][0].limit)  # begin with the cases that may take long
     tasks = [child(RUN, one(index)) for index in free]
     tasks.append(child(RUN, several(index for index in rest if chosen[index][1] in in_turn)))
     try:
@@ -97,9 +97,9 @@ async def _result(case: Case, mode: str, play: Play, prefix: str, known: Mapping
 
 
 def known_failures(text: str) -> dict[str, str]:
-    """Return the known failures of a file: CASE or CASE@MODE in each line, then a # and the reason.
+    """Parse a file of known failures. Each line is CASE or CASE@MODE, followed by a # and the reason.
 
-    Raises ValueError for a line that is none.
+    Raises ValueError for a malformed line.
     """
     found = {}
     for number, line in enumerate(text.splitlines(), 1):
@@ -115,7 +115,7 @@ def known_failures(text: str) -> dict[str, str]:
 
 
 def chosen_cases(cases: Sequence[Case], names: Sequence[str], modes: Sequence[str]) -> list[tuple[Case, str]]:
-    """Return the cases with their modes. `names` are CASE or CASE@MODE; none means all. Raises ValueError."""
+    """Return the cases with their modes. Each name is CASE or CASE@MODE; no names mean all cases. Raises ValueError."""
     known = {case.name for case in cases} | {f"{case.name}@{mode}" for case in cases for mode in case.over}
     for name in names:
         if name not in known:

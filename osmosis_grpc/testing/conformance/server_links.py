@@ -1,4 +1,4 @@
-"""The suite as a trainer: its links to an agent server under test."""
+"""The suite in the role of a trainer: its links to an agent server under test."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,7 @@ from osmosis_grpc.testing.raw import RawStream
 from osmosis_grpc.testing.raw.connections import ATTACH
 
 FEATURES = ["abandon_chat", "outcome_by_reference", "annotate", "goodbye", "fork", "blobs"]
-"""The features that the suite lists unless a case lists others."""
+"""The features in the suite's hello, unless a case lists others."""
 _METHODS = {"init": "Init", "cancel": "Cancel", "annotate": "Annotate"}
 
 
@@ -28,7 +28,7 @@ def new_id() -> str:
 
 
 def trainer_hello(attachment_id: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the suite's TrainerHello as data, with the fields of a case."""
+    """Return the suite's TrainerHello as data. The fields that a case gives replace the usual ones."""
     default = {
         "attachment_id": attachment_id,
         "process_id": "conformance",
@@ -42,7 +42,7 @@ def trainer_hello(attachment_id: str, given: Mapping[str, Any]) -> dict[str, Any
 
 
 class AttachLink(DialledLink):
-    """Attach, dialled by the suite."""
+    """Attach: the suite dials the agent server under test."""
 
     def __init__(self, channel: grpc.aio.Channel, metadata: Sequence[tuple[str, str]], trace: Trace) -> None:
         call: Any = channel.stream_stream(ATTACH, None, services_pb2.AttachResponse.FromString)
@@ -60,8 +60,8 @@ class AttachLink(DialledLink):
 class AcceptLink(ServedLink):
     """Accept: the agent server under test dials the suite.
 
-    A server dials again only after a pause. So a case whose hello is the usual one goes on with the stream of the case
-    before, and leaves its own stream to the next one.
+    A server dials again only after a pause. To save this time, a case with the usual hello continues with the stream of
+    the case before, and leaves its stream to the next case.
     """
 
     def __init__(self, listener: "TrainerListener", trace: Trace, prefix: str) -> None:
@@ -144,7 +144,7 @@ class CallbackLink(CallLink):
         self.cancel_calls()
 
     async def take_call(self, kind: str, request: Any) -> Any:
-        """Serve a call of the agent server. Return the answer of the case."""
+        """Serve a call of the agent server, and return the answer that the case gives."""
         frame = attach_pb2.ServerFrame(**{kind: request})
         if kind == "abandon_chat":
             await self.came(frame)
@@ -172,16 +172,17 @@ def _key(message: Any) -> tuple[Any, ...]:
 
 
 class TrainerListener(Listener):
-    """Serves TrainerService for all cases: callbacks by the prefix of the rollout id, and streams of Accept in turn.
+    """Serves TrainerService for all cases. The prefix of a rollout id tells which case gets a callback.
 
-    `host` is the address for callbacks, and `accept` HOST:PORT for streams.
+    Streams of Accept go to one case after the other. `host` is the address for callbacks, and `accept` is HOST:PORT for
+    streams.
     """
 
     def __init__(self, host: str, accept: str | None) -> None:
         super().__init__("Accept", f"{host}:0", *([accept] if accept else []))
         self.routes: dict[str, CallbackLink] = {}
         self.kept: RawStream | None = None
-        """A stream of Accept that the next case may go on with."""
+        """A stream of Accept that the next case may continue with."""
 
     def calls(self) -> Mapping[str, Any]:
         kinds = {"Chat": "chat", "Complete": "complete", "AbandonChat": "abandon_chat"}
@@ -191,7 +192,7 @@ class TrainerListener(Listener):
         rollout = request.outcome.rollout_id if kind == "complete" else request.rollout_id
         link = next((link for prefix, link in self.routes.items() if rollout.startswith(prefix)), None)
         if link is None:
-            if kind == "complete":  # of a case that is over
+            if kind == "complete":  # the case of this outcome is over
                 return outcome_pb2.CompleteResponse(receipt=outcome_pb2.RECEIPT_RECORDED)
             await context.abort(grpc.StatusCode.NOT_FOUND, f"the suite does not know {rollout}")
         assert link is not None  # abort() raises

@@ -1,4 +1,4 @@
-"""One case against an agent server: what its steps share."""
+"""One run of a case against an agent server: the state and the helpers that its steps share."""
 
 import asyncio
 import contextlib
@@ -25,24 +25,24 @@ QUESTION = {"role": "user", "text": "start"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerUnderTest:
-    """An agent server, and how the suite reaches it."""
+    """An agent server, and how the suite connects to it."""
 
     target: str
     channel: grpc.aio.Channel
-    """For calls."""
+    """A channel for calls."""
     new_channel: Callable[[], grpc.aio.Channel]
-    """Makes a channel with a connection of its own, for a stream."""
+    """Returns a channel with a connection of its own, for a stream."""
     listener: TrainerListener
     tokens: Mapping[str, Metadata]
     """The headers of each credential: `first`, `second`, `admin`, `none` and `wrong`."""
     has: frozenset[str] = frozenset()
-    """What cases may need: features and options."""
+    """The features and options that cases may need and that are available."""
     info: Data = field(default_factory=dict)
     """The answer to GetServerInfo."""
 
 
 class ServerRun(Run):
-    """The state of a case: also its current rollout, chat and outcome."""
+    """The state of a case, including its current rollout, chat and outcome."""
 
     def __init__(self, under_test: ServerUnderTest, case: Case, mode: str, prefix: str, trace: Trace) -> None:
         saved: Data = {"id": prefix, "callback": under_test.listener.address} | under_test.info["limits"]
@@ -50,19 +50,19 @@ class ServerRun(Run):
         self.server = under_test
         self.chat: Any = None
         self.answered = True
-        """Whether the chat is answered."""
+        """Whether the current chat is answered."""
         self.drained = False
         self.outcome: Any = None
         self.tokens: dict[tuple[str, str, int], tuple[list[int], list[float]]] = {}
-        """Ids (prompt and reply) and logprobs (reply) of each answered chat, by rollout, sample and number."""
+        """The ids (prompt and reply) and the logprobs (reply) of each answered chat, by rollout, sample and number."""
         self.prefix = prefix
 
     def calls(self, credential: str = "first") -> Calls:
-        """Return a caller with a credential."""
+        """Return an object that makes calls with a credential."""
         return Calls(self.server.channel, self.server.tokens[credential], self.trace)
 
     async def open(self, hello: Mapping[str, Any] | None, name: str = "main", credential: str = "first") -> Link:
-        """Open a link, or the next stream of one. `same` in the hello names a link with the same attachment id."""
+        """Open a link, or its next stream. `same` in the hello names a link whose attachment id this one gets."""
         given = dict(hello) if hello is not None else None
         same = given.pop("same", None) if given else None
         link = self.add_link(name, credential)
@@ -84,7 +84,10 @@ class ServerRun(Run):
         return CallbackLink(self.calls(credential), self.server.listener, self.trace, prefix)
 
     def init(self, given: Mapping[str, Any]) -> Data:
-        """Return an InitRequest as data. `given`: id, script, tools, attempt, spec and other fields of the request."""
+        """Return an InitRequest as data.
+
+        `given` may have id, script, tools, attempt, spec, and other fields of the request.
+        """
         own = dict(given)
         suffix, metadata = own.pop("id", None), own.pop("metadata", {})
         metadata |= {key: own.pop(key) for key in ("script", "tools") if key in own}
@@ -97,21 +100,21 @@ class ServerRun(Run):
         return {"rollout_id": rollout_id, "attempt": 1, **own, "spec": spec}
 
     def frame(self, data: Data) -> Data:
-        """Return the whole frame for the frame of a step. It may begin the case's rollout."""
+        """Complete the frame that a step gives. It may begin the case's rollout."""
         if "init" not in data:
             return data
         self.rollout_id = self.rollout_id or self.prefix
         return {"init": self.init(data["init"])}
 
     def owns(self, frame: Any) -> bool:
-        """Return whether a frame belongs to the case, and not to an earlier one on the same stream."""
+        """Return whether a frame belongs to this case, not to an earlier case on the same stream."""
         whole = frame.outcome if hasattr(frame, "outcome") else frame
         return str(getattr(whole, "rollout_id", self.prefix)).startswith(self.prefix)
 
     def response(self, chat: Any, given: Mapping[str, Any]) -> Data:
-        """Return a ChatResponse as data, and remember its tokens. `given`: text, prompt, tokens, logprobs, prefix.
+        """Return a ChatResponse as data, and remember its tokens.
 
-        With `raw`, the other keys are the fields of a ChatResponse.
+        `given` may have text, prompt, tokens, logprobs, prefix. With `raw`, its other keys are fields of ChatResponse.
         """
         own = dict(given)
         message = own.pop("message", {"role": "assistant", "text": own.pop("text", "ok")})
@@ -131,7 +134,7 @@ class ServerRun(Run):
         return made | own
 
     async def reply(self, link: Link, chat: Any, given: Mapping[str, Any]) -> None:
-        """Answer a chat with a response, or with `status`."""
+        """Answer a chat with a response, or with the `status` in `given`."""
         self.answered = self.answered or chat is self.chat
         names = {name: getattr(chat, name) for name in ("rollout_id", "attempt", "sample", "chat_number")}
         result = {"status": given["status"]} if "status" in given else {"response": self.response(chat, given)}
@@ -144,7 +147,7 @@ class ServerRun(Run):
         await link.send([{"complete_reply": names | result}])
 
     async def settle(self, link: Link) -> None:
-        """Wait until the server has handled all frames so far. Callbacks have no order, so time has to pass there."""
+        """Wait until the server has handled all frames so far. Over callbacks, which have no order, wait a moment."""
         if link.inbox.over is not None:
             return
         if self.mode == "callback":
@@ -155,7 +158,7 @@ class ServerRun(Run):
         await link.take({"cancel_reply": {"id": name}}, self.saved)
 
     def segments(self, outcome: Any) -> list[Data]:
-        """Return the segments of an outcome by sample, with the tokens that a reference leaves out."""
+        """Return the segments of an outcome. Fill in the tokens of segments that only refer to their chats."""
         found = []
         for sample in outcome.samples:
             for segment in sample.segments:
@@ -171,7 +174,7 @@ class ServerRun(Run):
         return found
 
     async def close(self) -> None:
-        """End a drain, cancel what the case has started, and close its links."""
+        """Resume a drained server, cancel what the case has started, and close its links."""
         quiet = Calls(self.server.channel, self.server.tokens["first"], Trace())
         if self.drained:
             admin = self.server.tokens.get("admin", self.server.tokens["first"])

@@ -21,11 +21,11 @@ from osmosis_grpc.testing.conformance.server_run import AGENT, ServerRun, Server
 from osmosis_grpc.testing.conformance.server_steps import VERBS, call, frames
 
 REACH = 10.0
-"""The server must answer the first call, or dial in, within this many seconds."""
+"""The server must answer the first call, or dial the suite, within this many seconds."""
 
 
 async def calls(run: ServerRun) -> None:
-    """Make calls one after the other and compare each answer."""
+    """Make calls one after the other, and compare each answer."""
     for number, each in enumerate(run.case.body["calls"], 1):
         try:
             await call(run, run.filled(each), "first")
@@ -58,7 +58,7 @@ async def rollout(run: ServerRun) -> None:
 
 
 def _check_masks(outcome: Any, segments: Iterable[Mapping[str, Any]]) -> None:
-    """Check the rules of all segments: the runs add up, and there is one logprob for each token with mask 1."""
+    """Check the rules that all segments follow: the runs add up, and each token with mask 1 has a logprob."""
     for segment in segments:
         runs = segment["mask_runs"]
         if sum(runs) != len(segment["ids"]):
@@ -72,7 +72,7 @@ def _check_masks(outcome: Any, segments: Iterable[Mapping[str, Any]]) -> None:
 
 
 async def equality(run: ServerRun) -> None:
-    """Send an Init with each value of a pair: equal ones have one answer, and different ones are refused."""
+    """Send an Init with each value of a pair. Equal values get the same answer, and different values are refused."""
     link = await run.open({})
     path = run.case.body["field"]
     for number, (one, other, equal) in enumerate(pairs(run.case.body)):
@@ -99,7 +99,7 @@ def _answer(path: str, *, equal: bool) -> dict[str, Any]:
 
 
 async def raw_http2(run: ServerRun) -> None:
-    """Send frames of HTTP/2 on a connection of their own, and compare how the call ends. The server serves on."""
+    """Send HTTP/2 frames on a new connection, and compare how the call ends. The server must continue to serve."""
     got = await http2.exchange(run.server.target, run.filled(run.case.body["http2"]), run.trace)
     expected = run.case.body["ends"]
     if got not in expected:
@@ -116,22 +116,22 @@ KINDS: Mapping[str, Kind] = {
     "equality": Kind(frozenset({"field", "vector", "equal", "different", "link"}), (), equality, check_pairs),
     "http2": Kind(frozenset({"http2", "ends"}), ("http2", "ends"), raw_http2),
 }
-"""The kinds by their names."""
+"""The kinds by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
-    """How to reach an agent server and what to show to it."""
+    """How to connect to an agent server, and with which credentials."""
 
     target: str
     host: str = "127.0.0.1"
-    """The address of this machine at which the server reaches the suite's callbacks."""
+    """The address of this machine at which the server can call the suite."""
     accept: str | None = None
-    """HOST:PORT at which the suite waits for the server to dial out."""
+    """HOST:PORT at which the suite waits for the server to dial it."""
     tokens: Mapping[str, Metadata]
-    """The headers of the credentials that are given: `first`, and perhaps `second` and `admin`."""
+    """The headers of each credential that was given: `first`, and perhaps `second` and `admin`."""
     plain: bool = True
-    """Whether the connection has no TLS. Raw HTTP/2 needs that."""
+    """Whether the connection has no TLS. Raw HTTP/2 frames need this."""
     modes: Sequence[str] = ("callback", "attach", "accept", "call")
 
 
@@ -139,7 +139,7 @@ class ServerOptions:
 async def server_under_test(
     options: ServerOptions, new_channel: Callable[[], grpc.aio.Channel]
 ) -> AsyncIterator[ServerUnderTest]:
-    """Yield the server, with all that cases need. Raises Unusable if it cannot be tested."""
+    """Connect to the server, and find out what it has. Raises Unusable if it cannot be tested."""
     tokens = {"none": (), "wrong": (("authorization", "Bearer wrong-token-of-the-suite"),)} | dict(options.tokens)
     channel = new_channel()
     info = await _info(Calls(channel, tokens["first"], Trace()), options.target)

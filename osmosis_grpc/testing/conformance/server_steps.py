@@ -16,11 +16,11 @@ from osmosis_grpc.testing.conformance.server_run import ServerRun
 MOST_INITS = 3000
 """`flood` starts at most this many rollouts."""
 POLL = 0.05
-"""Seconds between two checks of `eventually`."""
+"""How many seconds `eventually` waits between two checks."""
 
 
 async def frames(run: ServerRun) -> None:
-    """Run a case of the kind `frames`. The first link is opened unless the first step opens it."""
+    """Run a case of the kind `frames`. Open the first link, unless the first step opens it."""
     steps = list(run.case.body["steps"])
     if "open" not in steps[0]:
         await run.open({})
@@ -30,7 +30,7 @@ async def frames(run: ServerRun) -> None:
 
 
 async def _open(run: ServerRun, value: Any, step: Step) -> None:
-    """Open a link. `hello: false` sends no hello; `expect: false` does not wait for the server's."""
+    """Open a link. `hello: false` sends no hello; `expect: false` does not wait for the server's hello."""
     given = dict(value or {})
     hello = given.pop("hello", True)
     expected = given.pop("expect", {})
@@ -40,7 +40,7 @@ async def _open(run: ServerRun, value: Any, step: Step) -> None:
 
 
 async def _start(run: ServerRun, value: Any, step: Step) -> None:
-    """Start a rollout. `reply` is what is expected of the answer; false does not wait for it."""
+    """Start a rollout. `reply` is the expected answer; `reply: false` does not wait for it."""
     given = dict(value or {})
     expected = given.pop("reply", {"response": {"created": True}})
     request = run.init(given)
@@ -52,7 +52,7 @@ async def _start(run: ServerRun, value: Any, step: Step) -> None:
 
 
 async def _chat(run: ServerRun, value: Any, step: Step) -> None:
-    """Expect a chat of the newest rollout. `as: NAME` keeps it for a later `reply` with `to: NAME`."""
+    """Expect a chat of the newest rollout. `as: NAME` names it for a later `reply` with `to: NAME`."""
     fields = {"rollout_id": run.rollout_id} | (value or {})
     if fields["rollout_id"] is None:
         del fields["rollout_id"]
@@ -63,7 +63,7 @@ async def _chat(run: ServerRun, value: Any, step: Step) -> None:
 
 
 async def _reply(run: ServerRun, value: Any, step: Step) -> None:
-    """Answer the newest chat, or the one named with `to`."""
+    """Answer the newest chat, or the one that `to` names."""
     chat = run.saved[step["to"]] if "to" in step else run.chat
     if chat is None:
         raise CaseError("reply: no chat has come")
@@ -82,7 +82,7 @@ async def _receipt(run: ServerRun, value: Any, step: Step) -> None:
 
 
 async def _finish(run: ServerRun, value: Any, step: Step) -> None:
-    """Answer all chats of the newest rollout until its outcome comes, and record it."""
+    """Answer all chats of the newest rollout until its outcome comes. Answer the outcome with RECORDED."""
     link, names = run.link_of(step), {"rollout_id": run.rollout_id}
 
     def found(kind: str) -> bool:
@@ -108,7 +108,7 @@ async def _segments(run: ServerRun, value: Any, _step: Step) -> None:
 
 
 async def _count(run: ServerRun, value: Any, step: Step) -> None:
-    """Expect this number of frames that no step has taken: {chat: 2}."""
+    """Expect this number of frames that no step has taken, such as {chat: 2}."""
     link = run.link_of(step)
     await run.settle(link)
     for kind, count in value.items():
@@ -118,7 +118,7 @@ async def _count(run: ServerRun, value: Any, step: Step) -> None:
 
 
 async def _call(run: ServerRun, value: Any, step: Step) -> None:
-    """Make a call: {METHOD: request, expect: {...}}. Without `expect`, its code is OK."""
+    """Make a call: {METHOD: request, expect: {...}}. Without `expect`, expect the code OK."""
     await call(run, value, step.get("token", "first"))
 
 
@@ -164,7 +164,7 @@ async def call(run: ServerRun, value: Mapping[str, Any], token: str) -> None:
 
 
 async def _messages(run: ServerRun, value: Any, step: Step) -> None:
-    """Compare each message of the stream so far that has several frames: how many, and how many bytes."""
+    """Compare the messages of the stream so far that have several frames, by their number of frames and bytes."""
     link = run.link_of(step)
     await run.settle(link)
     for number, (frames, size) in enumerate(link.inbox.messages):  # type: ignore[attr-defined]
@@ -173,7 +173,7 @@ async def _messages(run: ServerRun, value: Any, step: Step) -> None:
 
 
 async def _flood(run: ServerRun, value: Any, step: Step) -> None:
-    """Start as many rollouts that wait as the largest window of the stream permits, and this number more."""
+    """Start waiting rollouts: as many as the largest window of the stream allows, and `value` more."""
     link = run.link_of(step)
     await run.settle(link)
     windows = [

@@ -36,7 +36,7 @@ def say(event: str, **fields: Any) -> None:
 
 
 async def policy(chat: ChatRequest) -> ChatResponse:
-    """Reply by the rule: echo the newest message, after the wait that it asks for."""
+    """Reply by the rule of docs/conformance.md: echo the newest message, after the wait that it asks for."""
     names = {name: getattr(chat, name) for name in ("rollout_id", "attempt", "sample", "chat_number")}
     say("sampled", **names)
     text = _text(chat.messages[-1]) if chat.messages else ""
@@ -65,7 +65,7 @@ def _text(message: Any) -> str:
 
 
 def outcome_line(outcome: RolloutOutcome) -> dict[str, Any]:
-    """Return an outcome as the fields of a line."""
+    """Return an outcome as the fields of a printed line."""
     samples = [
         {
             "name": name,
@@ -93,7 +93,7 @@ def outcome_line(outcome: RolloutOutcome) -> dict[str, Any]:
 
 
 async def run(options: argparse.Namespace) -> int:
-    """Run the rollouts and stay until the standard input ends. Return the exit code."""
+    """Run the rollouts, and wait until standard input ends. Return the exit code."""
     callback = options.mode == "callback"
     servers = [options.target] if options.target else []
     config = TrainerConfig(max_open_chats=256, delta=options.history != "full")
@@ -126,7 +126,7 @@ async def _rollout(trainer: Trainer, rollout_id: str) -> int:
 
 
 def main() -> int:
-    """Read the options and run."""
+    """Parse the options, and run the rollouts."""
     parser = argparse.ArgumentParser(prog="python -m osmosis_grpc.testing.conformance.trainer")
     parser.add_argument("--mode", choices=["callback", "attach", "accept"], required=True)
     parser.add_argument("--target", default="")

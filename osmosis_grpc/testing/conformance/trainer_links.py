@@ -1,4 +1,4 @@
-"""The suite as an agent server: its links to a trainer under test."""
+"""The suite in the role of an agent server: its links to a trainer under test."""
 
 import asyncio
 import contextlib
@@ -16,9 +16,9 @@ from osmosis_grpc.testing.conformance.protobuf_data import CaseError, from_data,
 from osmosis_grpc.testing.raw.connections import ACCEPT, OPTIONS, OWN_CONNECTION
 
 START = 20.0
-"""A trainer must start within this many seconds, that is, open its stream or listen."""
+"""A trainer must open its stream or listen within this many seconds."""
 SOON = (("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 500))
-"""Options of a channel to a trainer that is starting."""
+"""Options of a channel to a trainer that may still be starting."""
 FEATURES = ["abandon_chat", "outcome_by_reference", "annotate", "goodbye"]
 LIMITS = {
     "max_message_bytes": 67108864,
@@ -43,7 +43,7 @@ _METHODS = {"chat": "Chat", "complete": "Complete", "abandon_chat": "AbandonChat
 
 
 def server_hello(journal_id: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the suite's ServerHello as data, with the fields of a case."""
+    """Return the suite's ServerHello as data. The fields that a case gives replace the usual ones."""
     default = {
         "process_id": "conformance",
         "journal_id": journal_id,
@@ -67,7 +67,7 @@ class PlayedServer(Listener):
     def __init__(self, host: str) -> None:
         super().__init__("Attach", f"{host}:0")
         self.callbacks: CallbackLink | None = None
-        """Gets the Inits that come as calls."""
+        """The link that gets the Inits that come as calls."""
         self._known: set[tuple[str, int]] = set()
         self._lives = 1
 
@@ -75,7 +75,7 @@ class PlayedServer(Listener):
         return {"Init": self._init, "GetServerInfo": self._info, "GetRollout": self._rollout, "Cancel": self._cancel}
 
     def forget(self) -> None:
-        """Go on as a new process with a new journal, which has no rollout."""
+        """Continue as a new process with a new, empty journal."""
         self._known.clear()
         self._lives += 1
 
@@ -116,7 +116,7 @@ class AttachLink(ServedLink):
         self.journal_id = journal_id
 
     async def open(self, hello: Mapping[str, Any] | None) -> None:
-        """Wait for the trainer's stream and its hello, and answer it."""
+        """Wait for the trainer's stream and its hello, and answer the hello."""
         try:
             async with asyncio.timeout(START):
                 self.started(await self.listener.next_stream())
@@ -164,7 +164,7 @@ class CallbackLink(CallLink):
         server.callbacks = self
 
     async def init(self, request: Any, context: Any) -> Any:
-        """Serve an Init: wait until the case answers it."""
+        """Serve an Init. Wait until the case answers it."""
         self._callbacks[request.rollout_id] = request.callback
         result = await self.served((request.rollout_id, request.attempt or 1), attach_pb2.TrainerFrame(init=request))
         if isinstance(result, error_pb2.Status):
@@ -188,7 +188,7 @@ class CallbackLink(CallLink):
         self.cancel_calls()
 
     def calls(self, rollout_id: str, credential: str | None = None) -> Calls:
-        """Return a caller of the callback of a rollout, with its credential or another one."""
+        """Return an object that calls the callback of a rollout, with the rollout's credential or another one."""
         if rollout_id not in self._callbacks and not self._callbacks:
             raise CaseError("no Init has come, so there is no callback to call")
         callback = self._callbacks.get(rollout_id) or next(iter(self._callbacks.values()))

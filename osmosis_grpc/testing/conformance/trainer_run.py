@@ -1,4 +1,4 @@
-"""One case against a trainer: its process, and what its steps share."""
+"""One run of a case against a trainer: its process, and the state and helpers that its steps share."""
 
 import asyncio
 import contextlib
@@ -25,9 +25,9 @@ READ = job("testing.conformance.output", OnFailure.RAISE)
 LACKS = 3
 """The exit code of a trainer that lacks a mode or an option."""
 STOP = 2.0
-"""Seconds between SIGTERM and SIGKILL."""
+"""How many seconds to wait between SIGTERM and SIGKILL."""
 KEPT_ERRORS = 4000
-"""The report shows at most this many characters of the end of stderr."""
+"""How many characters from the end of stderr the report shows at most."""
 STEP = job("testing.conformance.step", OnFailure.RAISE)
 
 
@@ -36,7 +36,7 @@ class TrainerProcess:
 
     def __init__(self, process: asyncio.subprocess.Process, trace: Trace) -> None:
         self.lines: list[dict[str, Any]] = []
-        """The objects that came, in order."""
+        """The objects that the trainer has printed, in order."""
         self.errors = ""
         """The end of stderr."""
         self._process = process
@@ -63,12 +63,12 @@ class TrainerProcess:
         return self._process.returncode
 
     async def until(self, condition: Callable[[], Any]) -> None:
-        """Wait until a condition holds. It is checked after each line, and at the end of the output."""
+        """Wait until a condition holds. Check it after each line, and at the end of the output."""
         async with self._news:
             await self._news.wait_for(condition)
 
     async def leave(self) -> None:
-        """End the standard input: the trainer leaves when its rollouts have ended."""
+        """Close standard input, so that the trainer leaves when its rollouts have ended."""
         assert self._process.stdin is not None
         self._trace.add("->", "the end of stdin")
         self._process.stdin.close()
@@ -78,7 +78,7 @@ class TrainerProcess:
         return await self._process.wait()
 
     async def stop(self) -> None:
-        """Stop the process and its children, with SIGTERM and then with SIGKILL."""
+        """Stop the process and its children, first with SIGTERM and then with SIGKILL."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             if self._process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
@@ -115,11 +115,11 @@ class EndedAtOnce(Failed):
 
 START: Data = {"role": "user", "text": "start"}
 TOOLS: list[Data] = []
-"""The tools of the rollouts, in the answer to the Init and in chats over a callback."""
+"""The tools of all rollouts: in the answer to an Init, and in chats over a callback."""
 
 
 class TrainerRun(Run):
-    """The state of a case: also the trainer's process, its chats and what it has printed."""
+    """The state of a case, including the trainer's process, its chats, and what it has printed."""
 
     quiet = 0.5
 
@@ -129,18 +129,18 @@ class TrainerRun(Run):
         self.server = PlayedServer("127.0.0.1")
         self.process: TrainerProcess | None = None
         self.may_end = False
-        """Whether the trainer may have ended: it was asked to leave, or its stream was replaced."""
+        """Whether the trainer may end, because it was asked to leave or its stream was replaced."""
         self.rollout_id = f"{prefix}-1"
         self.attempt = 1
         self.histories: dict[tuple[str, str, int], list[Data]] = {}
-        """The messages before the reply of each chat that was asked, by rollout, sample and number."""
+        """The messages of each chat that was sent, without its reply, by rollout, sample and number."""
         self.parents: dict[tuple[str, str, int], int] = {}
         self._printed: set[int] = set()
         self._listen = ""
         self._stderr_shown = False
 
     async def start(self, given: Mapping[str, Any]) -> None:
-        """Start the trainer. `given`: rollouts, history, poll."""
+        """Start the trainer. `given` may have rollouts, history and poll."""
         await self.server.__aenter__()
         options: Data = {"mode": self.mode}
         if self.mode == "accept":
@@ -158,7 +158,7 @@ class TrainerRun(Run):
             raise EndedAtOnce(f"the trainer cannot be started: {error}") from None
 
     async def open(self, hello: Mapping[str, Any] | None, name: str = "main") -> Link:
-        """Open a link, or the next stream of one."""
+        """Open a link, or its next stream."""
         link = self.add_link(name)
         await self.guard(link.open(hello))
         return link
@@ -173,9 +173,10 @@ class TrainerRun(Run):
         return CallbackLink(self.server, self.trace)
 
     async def guard(self, work: Any) -> Any:
-        """Await work of a step. A trainer that has ended explains its failure; exit code 3 skips the case.
+        """Await the work of a step. If the trainer ends meanwhile, fail with what it wrote to stderr, or skip the case.
 
-        The work goes on if the trainer may have ended: it has left, or its stream was replaced.
+        The exit code 3 skips the case. The work continues if the trainer may end, because it was asked to leave or its
+        stream was replaced.
         """
         assert self.process is not None
         step, end = child(STEP, work), child(STEP, self.process.ended())
@@ -202,13 +203,13 @@ class TrainerRun(Run):
         raise kind("\n".join(filter(None, [why, ended])))
 
     def stderr(self) -> str:
-        """Return the end of the trainer's stderr as a clause."""
+        """Return the end of the trainer's stderr, for the end of a message."""
         errors = self.process.errors if self.process is not None else ""
         self._stderr_shown = True
         return f"its stderr ends with:\n{errors}" if errors.strip() else "it wrote nothing to stderr"
 
     async def printed(self, expected: Mapping[str, Any], wait: float) -> None:
-        """Expect a line that has these values. `event`, `rollout_id`, `chat_number` and the like choose it."""
+        """Expect a printed line with these values. Fields such as `event` and `rollout_id` choose the line."""
         assert self.process is not None
         process = self.process
         names = {
@@ -238,15 +239,15 @@ class TrainerRun(Run):
         assert self.process is not None
         return sum(not list(differences(expected, line, dict(self.saved))) for line in self.process.lines)
 
-    # The rule of the policy.
+    # What the policy replies by the rule of docs/conformance.md.
 
     def history(self, sample: str, number: int) -> list[Data]:
-        """Return the messages of a chat that was asked, with the reply that the policy gives."""
+        """Return the messages of a chat that was sent, with the reply that the policy gives."""
         messages = self.histories[self.rollout_id, sample, number]
         return [*messages, {"role": "assistant", "text": f"echo: {_text(messages)}"}]
 
     def ids(self, sample: str, number: int) -> tuple[list[int], list[int]]:
-        """Return the whole prompt and the reply of a chat as ids, by the rule of docs/conformance.md."""
+        """Return the ids of the whole prompt and of the reply of a chat."""
         messages = self.histories[self.rollout_id, sample, number]
         parent = self.parents[self.rollout_id, sample, number]
         prompt: list[int] = []
@@ -258,7 +259,7 @@ class TrainerRun(Run):
         return prompt, [number, 2000 + len(f"echo: {_text(messages)}".encode())]
 
     def segments(self, sample: str, chats: list[int]) -> Data:
-        """Return the segment of these chats, each of which continues the one before."""
+        """Return the segment of these chats. Each continues the one before."""
         runs: list[int] = []
         length = 0
         for number in chats:
@@ -288,7 +289,7 @@ def _text(messages: list[Data]) -> str:
 
 
 def _free_port() -> int:
-    """Return a free port that no other case gets: it is below the ports that systems give to connections."""
+    """Return a free port. It is below the ports that systems assign to connections, so they do not take it."""
     while True:
         port = 10_000 + secrets.randbelow(20_000)
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Runs the suite against a trainer: a command that is started for each case."""
+"""Runs the suite against a trainer, which is a command that is started for each case."""
 
 import asyncio
 import shlex
@@ -17,7 +17,7 @@ from osmosis_grpc.testing.conformance.trainer_steps import VERBS, frames
 
 
 async def rollout(run: TrainerRun) -> None:
-    """Ask the chats of a rollout one after the other, report its outcome, and compare what the trainer made of it."""
+    """Send the chats of a rollout one after the other, report its outcome, and compare what the trainer prints."""
     body = run.case.body
     chats = [int(chat.get("number", 1)) for chat in body["chats"]]
     steps: list[dict[str, Any]] = [{"accept": {}}]
@@ -32,7 +32,7 @@ async def rollout(run: TrainerRun) -> None:
 
 
 async def equality(run: TrainerRun) -> None:
-    """Ask a chat with each value of a pair: an equal one has the same reply, and a different one is refused."""
+    """Send a chat with each value of a pair. Equal values get the same reply, and different values are refused."""
     path = run.case.body["field"]
     await run.start({})
     await VERBS["open"](run, {}, {})
@@ -58,15 +58,15 @@ KINDS: Mapping[str, Kind] = {
     "rollout": Kind(frozenset({"start", "chats", "outcome", "prints"}), ("chats",), rollout),
     "equality": Kind(frozenset({"field", "vector", "equal", "different"}), (), equality, check_pairs),
 }
-"""The kinds by their names."""
+"""The kinds by name."""
 
 
 class Starts:
-    """Whether the trainer starts: the first cases find out together."""
+    """Finds out, with the first cases together, whether the trainer starts at all."""
 
     def __init__(self) -> None:
         self.well = False
-        """Whether a process of the trainer has done anything."""
+        """Whether any process of the trainer has done anything."""
         self._undecided = 0
         self._news = asyncio.Condition()
 
@@ -75,7 +75,7 @@ class Starts:
         self._undecided += 1
 
     async def end(self, *, well: bool) -> None:
-        """End a case. If its process did nothing, wait until another one did, or until no other case runs."""
+        """End a case. If its process did nothing, wait until another process did something, or no other case runs."""
         async with self._news:
             self._undecided -= 1
             self.well = self.well or well
@@ -112,7 +112,7 @@ async def test_trainer(
         try:
             await KINDS[case.kind].run(run)
         except Skipped:
-            if not run.case.body.get("start"):  # no option of its own, so the mode is what the trainer lacks
+            if not run.case.body.get("start"):  # the case has no options, so the trainer lacks the mode
                 lacking.add(mode)
             raise
         except EndedAtOnce as error:

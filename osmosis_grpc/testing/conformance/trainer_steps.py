@@ -18,13 +18,13 @@ START_LIMIT = 20.0
 PRINT_WAIT = 5.0
 """A trainer must print an expected line within this many seconds."""
 DEFAULT_WINDOW = 1024
-"""The window of a trainer whose hello has no max_open_chats."""
+"""The window of a trainer if its hello has no max_open_chats."""
 MOST_CHATS = 4096
-"""A case asks at most this many chats at once."""
+"""A case sends at most this many chats at once."""
 
 
 async def frames(run: TrainerRun) -> None:
-    """Run a case of the kind `frames`. The trainer starts and its link is opened before the first step."""
+    """Run a case of the kind `frames`. Start the trainer and open its link before the first step."""
     steps = list(run.case.body["steps"])
     await run.start(run.case.body.get("start", {}))
     if "open" not in steps[0]:
@@ -33,7 +33,7 @@ async def frames(run: TrainerRun) -> None:
 
 
 async def _open(run: TrainerRun, value: Any, step: Step) -> None:
-    """Open a link: exchange hellos. `hello: false` sends none; `expect` is what is expected of the trainer's."""
+    """Open a link and exchange hellos. `hello: false` sends no hello; `expect` is the expected hello of the trainer."""
     given = dict(value or {})
     hello, expected = given.pop("hello", True), given.pop("expect", {})
     link = await run.open(given if hello else None, step.get("link", "main"))
@@ -42,7 +42,7 @@ async def _open(run: TrainerRun, value: Any, step: Step) -> None:
 
 
 async def _accept(run: TrainerRun, value: Any, step: Step) -> None:
-    """Expect the Init of the current rollout and answer it: by default, it is accepted. `reply: false` does not."""
+    """Expect the Init of the current rollout, and answer it. By default, accept it; `reply: false` gives no answer."""
     given = dict(value or {})
     reply, expected = given.pop("reply", {}), given.pop("expect", {})
     run.rollout_id = given.get("rollout_id", run.rollout_id)
@@ -59,8 +59,9 @@ async def _accept(run: TrainerRun, value: Any, step: Step) -> None:
 async def _ask(run: TrainerRun, value: Any, step: Step) -> None:
     """Send a chat of the current rollout.
 
-    `number` and `text`: a chat with a new user message. `after`: the chat that it continues; the form is the usual
-    one of the mode, or `form`. Other keys are fields of the ChatRequest. `answer` expects the trainer's answer.
+    `number` is the chat's number, and `text` its new user message. `after` is the chat that it continues. The history
+    has the usual form of the mode, or the form `form`. `answer` is the expected answer of the trainer. Other keys are
+    fields of ChatRequest.
     """
     given = dict(value or {})
     number, sample = given.pop("number", 1), given.pop("sample", "main")
@@ -83,7 +84,7 @@ async def _ask(run: TrainerRun, value: Any, step: Step) -> None:
 
 
 async def _answer(run: TrainerRun, value: Any, step: Step) -> None:
-    """Expect the answer to a chat. Without `status` it follows the rule of the policy."""
+    """Expect the answer to a chat. Without `status`, it must follow the rule of the policy."""
     given = dict(value or {})
     number, sample = given.pop("number", 1), given.pop("sample", "main")
     names = {"rollout_id": run.rollout_id, "sample": sample, "chat_number": number}
@@ -125,7 +126,7 @@ async def _answer(run: TrainerRun, value: Any, step: Step) -> None:
 
 
 async def _report(run: TrainerRun, value: Any, step: Step) -> None:
-    """Report an outcome. `chats`: the chats of one segment of `main`; other keys are fields of RolloutOutcome."""
+    """Report an outcome. `chats` are the chats of one segment of `main`; other keys are fields of RolloutOutcome."""
     given = dict(value or {})
     chats, whole = given.pop("chats", None), given.pop("whole", run.mode == "callback")
     outcome: dict[str, Any] = {
@@ -175,7 +176,7 @@ async def _printed(run: TrainerRun, value: Any, step: Step) -> None:
 
 
 async def _counted(run: TrainerRun, value: Any, step: Step) -> None:
-    """Expect that so many lines with these values are printed: {event: ..., count: N}. `for` waits first."""
+    """Expect N printed lines with these values: {event: ..., count: N}. `for` is how many seconds to wait first."""
     expected = dict(value)
     count = expected.pop("count")
     await asyncio.sleep(step.get("for", 0.3))
@@ -191,7 +192,7 @@ async def _finish_stream(run: TrainerRun, value: Any, step: Step) -> None:
 
 
 async def _no_stream(run: TrainerRun, value: Any, _step: Step) -> None:
-    """Expect that the trainer opens no stream for this number of seconds."""
+    """Expect that the trainer opens no stream for `value` seconds."""
     try:
         async with asyncio.timeout(value):
             await run.server.next_stream()
@@ -232,13 +233,13 @@ async def _call(run: TrainerRun, value: Any, step: Step) -> None:
 
 
 async def _forget(run: TrainerRun, _value: Any, _step: Step) -> None:
-    """Lose the journal: over callbacks, the suite's server is a new process that knows no rollout."""
+    """Let the suite's server forget its journal. Over callbacks, it continues as a new process without rollouts."""
     run.trace.add("->", "the server forgets its rollouts: from now on GetRollout answers NOT_FOUND")
     run.server.forget()
 
 
 async def _flood(run: TrainerRun, value: Any, step: Step) -> None:
-    """Send chats: as many as the trainer's hello permits, and this number more. Their policy waits for 30 seconds."""
+    """Send as many chats as the trainer's hello allows, and `value` more. The policy waits 30 seconds for each."""
     link = run.link_of(step)
     hello = link.inbox.frames[0].hello
     window = hello.max_open_chats if hello.HasField("max_open_chats") else DEFAULT_WINDOW
@@ -252,7 +253,7 @@ async def _flood(run: TrainerRun, value: Any, step: Step) -> None:
 
 
 async def _rollout(run: TrainerRun, value: Any, _step: Step) -> None:
-    """Go on with another rollout of the trainer: the N-th."""
+    """Continue with the N-th rollout of the trainer."""
     run.rollout_id = f"{run.prefix}-{value}"
 
 

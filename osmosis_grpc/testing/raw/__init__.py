@@ -1,7 +1,7 @@
-"""Scripted peers for tests of an implementation: a trainer for an agent server, an agent server for a trainer.
+"""Scripted peers to test an implementation with: a trainer for an agent server, and an agent server for a trainer.
 
-They send and record single frames over the generated stubs and share no code with osmosis_grpc.trainer,
-osmosis_grpc.server and the frame streams of osmosis_grpc.network. `trainer_frames` and `server_frames` build the
+They send and record single frames over the generated stubs. They share no code with osmosis_grpc.trainer,
+osmosis_grpc.server, and the frame streams of osmosis_grpc.network. Use `trainer_frames` and `server_frames` to build
 frames.
 """
 

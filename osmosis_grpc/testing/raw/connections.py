@@ -1,4 +1,4 @@
-"""The two ways to get a stream of an attachment: dial the other side, or listen for the other side."""
+"""The two ways to get a stream of an attachment: dial the other side, or listen for it."""
 
 import asyncio
 from collections.abc import Sequence
@@ -9,20 +9,20 @@ import grpc
 from osmosis_grpc.testing.raw.stream import TIMEOUT, RawStream
 
 OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
-"""Channel options: messages of any size."""
+"""Channel options that allow messages of any size."""
 OWN_CONNECTION = ("grpc.use_local_subchannel_pool", 1)
-"""Channel option: a connection that no other channel to the same address uses."""
+"""A channel option for a connection that no other channel to the same address shares."""
 ATTACH = "/osmosis.rollout.v1.RolloutService/Attach"
-"""The call of trainers that dial an agent server."""
+"""The method that a trainer calls to dial an agent server."""
 ACCEPT = "/osmosis.rollout.v1.TrainerService/Accept"
-"""The call of agent servers that dial a trainer."""
+"""The method that an agent server calls to dial a trainer."""
 
 
 class RawDialler:
     """A peer that opens streams to the other side. It is the base class of RawTrainer and RawAgentServer.
 
-    `method` is the call's full name. `sends` and `receives` are the types of the call's messages. `channel` is a shared
-    channel. Without it the peer has a connection of its own.
+    `method` is the full name of the method. `sends` and `receives` are the types of its messages. `channel` is a
+    channel to share. Without it, the peer has a connection of its own.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class RawDialler:
         self.stream: RawStream
         """The newest stream."""
         self.metadata: Sequence[tuple[str, str]] = ()
-        """The headers of each stream, for example an authorization."""
+        """The headers of each stream, such as authorization."""
         self._owned = None if channel else grpc.aio.insecure_channel(address, options=[OWN_CONNECTION, *OPTIONS])
         self._call: Any = (channel or self._owned).stream_stream(method, None, receives.FromString)  # type: ignore[union-attr]
         self._sends = sends
@@ -54,9 +54,9 @@ class RawDialler:
 
 
 class RawListener:
-    """Listens on a free port of loopback for the streams that the other side opens.
+    """Listens on a free loopback port for streams that the other side opens.
 
-    `method` is the call's full name; `receives` and `sends` are the types of its messages.
+    `method` is the full name of the method. `receives` and `sends` are the types of its messages.
     """
 
     def __init__(self, method: str, receives: Any, sends: Any) -> None:
@@ -80,7 +80,7 @@ class RawListener:
         await self._server.stop(None)
 
     async def accept(self) -> RawStream:
-        """Return the next stream. Raise TimeoutError when none comes."""
+        """Return the next stream. Raises TimeoutError if none comes."""
         async with asyncio.timeout(TIMEOUT):
             return await self._streams.get()
 

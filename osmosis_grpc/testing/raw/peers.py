@@ -1,4 +1,4 @@
-"""Scripted peers: an agent server that dials a trainer, and a trainer that dials an agent server. Both also listen."""
+"""Scripted peers: an agent server and a trainer. Each can dial the other side, or listen for it."""
 
 import itertools
 from typing import Any
@@ -65,14 +65,14 @@ def listen_as_agent_server() -> RawListener:
 class RawTrainer(RawDialler):
     """A trainer with an attachment id of its own. It opens streams to one agent server.
 
-    `channel` is a shared channel to the server. Without it the trainer makes a channel of its own.
+    `channel` is a channel to share. Without it, the trainer has a connection of its own.
     """
 
     def __init__(self, address: str, *, channel: grpc.aio.Channel | None = None) -> None:
         super().__init__(address, ATTACH, services_pb2.AttachRequest, services_pb2.AttachResponse, channel)
         self.attachment_id = f"raw-trainer-number-{next(_NUMBERS)}"
         self.tokens: dict[tuple[str, str, int], list[int]] = {}
-        """Prompt and reply of each chat that was answered, by rollout, sample and chat number."""
+        """The prompt and the reply of each answered chat, by rollout, sample and chat number."""
         self._barriers = itertools.count(1)
 
     async def attach(self, **fields: Any) -> RawStream:
@@ -87,7 +87,7 @@ class RawTrainer(RawDialler):
         return trainer_frames.hello(**({"attachment_id": self.attachment_id} | fields))
 
     async def start(self, rollout_id: str, **fields: Any) -> rollout_pb2.InitResponse:
-        """Start a rollout and return the answer. Raise AssertionError when it is refused."""
+        """Start a rollout and return the answer. Raises AssertionError if the rollout is refused."""
         await self.send(trainer_frames.init(rollout_id, **fields))
         answer: attach_pb2.InitReply = await self.stream.next("init_reply")
         assert (answer.rollout_id, answer.WhichOneof("result")) == (rollout_id, "response"), answer
@@ -99,7 +99,7 @@ class RawTrainer(RawDialler):
         return chat
 
     async def answer(self, chat: chat_pb2.ChatRequest, text: str = "fine") -> None:
-        """Answer a chat. The new part of the prompt gets one token, and the reply gets one token."""
+        """Answer a chat. The new part of the prompt is one token, and so is the reply."""
         delta = chat.WhichOneof("history") == "delta"
         parent_chat = chat.delta.parent_chat if delta else chat.chat_number - 1
         known = self.tokens.get((chat.rollout_id, chat.sample, parent_chat), [])
@@ -113,24 +113,24 @@ class RawTrainer(RawDialler):
         await self.send(trainer_frames.chat_reply(chat, response=response))
 
     async def outcome(self) -> outcome_pb2.RolloutOutcome:
-        """Return the next outcome, and send no answer to it."""
+        """Return the next outcome without answering it."""
         complete: outcome_pb2.CompleteRequest = await self.stream.next("complete")
         return complete.outcome
 
     async def settled(self) -> outcome_pb2.RolloutOutcome:
-        """Return the next outcome and answer it with RECORDED."""
+        """Answer the next outcome with RECORDED, and return it."""
         outcome = await self.outcome()
         await self.send(trainer_frames.recorded(outcome))
         return outcome
 
     async def finish(self) -> outcome_pb2.RolloutOutcome:
-        """Answer every chat until the next outcome comes. Answer the outcome and return it."""
+        """Answer every chat until the next outcome comes. Answer the outcome with RECORDED, and return it."""
         while await self._chats_come():
             await self.answer(await self.chat())
         return await self.settled()
 
     async def barrier(self) -> None:
-        """Wait until the server has handled all frames sent so far, and its answers have come."""
+        """Wait until the server has handled all frames that were sent so far, and its answers have come."""
         name = f"barrier {next(self._barriers)}"
         request = control_pb2.CancelRequest(group_id="nobody is in this group")
         await self.send(attach_pb2.TrainerFrame(cancel=attach_pb2.CancelFrame(id=name, request=request)))

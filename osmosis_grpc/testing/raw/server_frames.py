@@ -47,7 +47,7 @@ def init_reply(request: rollout_pb2.InitRequest, **result: Any) -> attach_pb2.Se
 
 
 def chat(request: rollout_pb2.InitRequest, number: int = 1, **fields: Any) -> attach_pb2.ServerFrame:
-    """Send a chat. Its history is the rollout's own messages unless `fields` have `full` or `delta`."""
+    """Send a chat. Its history is the rollout's own messages, unless `fields` has `full` or `delta`."""
     default: dict[str, Any] = {
         "rollout_id": request.rollout_id,
         "attempt": request.attempt,
@@ -60,13 +60,13 @@ def chat(request: rollout_pb2.InitRequest, number: int = 1, **fields: Any) -> at
 
 
 def delta(parent_chat: int, *texts: str) -> chat_pb2.DeltaHistory:
-    """Return a history as a delta: the number of the chat that it continues, and new user messages."""
+    """Return a history as a delta, which has the number of the chat that it continues, and new user messages."""
     messages = [message_pb2.Message(role="user", text=text) for text in texts]
     return chat_pb2.DeltaHistory(parent_chat=parent_chat, messages=messages)
 
 
 def complete(request: rollout_pb2.InitRequest, **fields: Any) -> attach_pb2.ServerFrame:
-    """Report the end of a rollout. `fields` are those of RolloutOutcome."""
+    """Report the end of a rollout. `fields` are fields of RolloutOutcome."""
     default: dict[str, Any] = {
         "rollout_id": request.rollout_id,
         "attempt": request.attempt,
@@ -79,7 +79,7 @@ def complete(request: rollout_pb2.InitRequest, **fields: Any) -> attach_pb2.Serv
 
 
 def referring(*chats: int, runs: tuple[int, ...]) -> dict[str, Any]:
-    """Return fields of a RolloutOutcome that refer to these chats of the sample `main`. `runs` are its mask runs."""
+    """Return fields of a RolloutOutcome that refer to these chats of the sample `main`. `runs` are the mask runs."""
     segment = tokens_pb2.Segment(chats=chats, mask_runs=runs)
     sample = tokens_pb2.Sample(name="main", trainable=True, segments=[segment], prefix_chat=chats[-1])
     return {"samples": [sample]}
@@ -91,12 +91,12 @@ def window(size: int) -> attach_pb2.ServerFrame:
 
 
 def status(code: grpc.StatusCode, message: str = "no") -> error_pb2.Status:
-    """Return a status as a field of a frame."""
+    """Return a status, for a field of a frame."""
     return error_pb2.Status(code=code.value[0], message=message)
 
 
 def event(name: str, number: int, rollout_id: str, **kind: Any) -> attach_pb2.ServerFrame:
-    """Return an event of the subscription `name`. `kind` is one kind of TrajectoryEvent."""
+    """Return an event for the subscription `name`. `kind` is one kind of TrajectoryEvent, as a field."""
     trajectory_event = event_pb2.TrajectoryEvent(rollout_id=rollout_id, attempt=1, event_number=number, **kind)
     response = control_pb2.StreamEventsResponse(event=trajectory_event)
     return attach_pb2.ServerFrame(event=attach_pb2.EventFrame(id=name, response=response))

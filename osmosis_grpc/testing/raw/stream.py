@@ -1,4 +1,4 @@
-"""One stream of an attachment: sends frames, records the frames that come, and reports how it ended."""
+"""One stream of an attachment: sends frames, records received frames, and tells how the stream ended."""
 
 import asyncio
 from collections import Counter
@@ -13,42 +13,42 @@ from osmosis_grpc.supervise import OnFailure, child, job
 
 READ = job("testing.read", OnFailure.RAISE)
 TIMEOUT = 10.0
-"""When a stream waits for this many seconds, the wait raises TimeoutError."""
+"""How many seconds a stream waits before it raises TimeoutError."""
 
 M = TypeVar("M", bound=Message)
 
 
 class RawStream:
-    """One stream call, of either side.
+    """One stream call, seen from either side. It reads in the background until it ends.
 
     `call` is a client's stream call or a servicer's context. `message` is the type of the messages that this side
-    sends. The stream reads in the background until it ends.
+    sends.
     """
 
     forgets: frozenset[str] = frozenset()
     """The kinds of frames that are counted but not kept."""
     timeout = TIMEOUT
-    """When `next`, `until` or `ended` waits for this many seconds, it raises TimeoutError."""
+    """How many seconds `next`, `until` and `ended` wait before they raise TimeoutError."""
 
     def __init__(self, call: Any, message: Any) -> None:
         self.frames: list[Any] = []
-        """The frames that came, in order."""
+        """The received frames, in order."""
         self.messages: list[tuple[int, int]] = []
-        """The number of frames and the number of bytes of each message."""
+        """The number of frames and of bytes in each received message."""
         self.forgotten = 0
-        """The number of frames that came and were not kept."""
+        """The number of received frames that were not kept."""
         self.over: str | None = None
-        """The name of the status that the stream ended with; None while it is open."""
+        """The name of the status with which the stream ended; None while it is open."""
         self.details = ""
-        """The text of the status that the stream ended with."""
+        """The text of the status with which the stream ended."""
         self.status = status_pb2.Status()
-        """The status of the stream with its details; empty if the peer sent no details."""
+        """The status with its details; empty if the peer sent no details."""
         self._call = call
         self._message = message
         self._taken: Counter[str] = Counter()
         self._news = asyncio.Condition()
         self.reader = child(READ, self._read())
-        """The task that reads; it is done when the stream has ended."""
+        """The task that reads. It is done when the stream has ended."""
 
     async def send(self, *frames: Any) -> None:
         """Send frames in one message."""
@@ -59,7 +59,7 @@ class RawStream:
         await self._call.write(data)
 
     async def next(self, kind: str) -> Any:
-        """Return the first frame of a kind that was not returned before. Raise AssertionError if the stream ends."""
+        """Return the first frame of a kind that was not returned before. Raises AssertionError if the stream ends."""
         await self.until(lambda: self.fresh(kind) > 0 or self.over is not None)
         if not self.fresh(kind):
             raise AssertionError(f"the stream ended before a {kind}: {self.over} {self.details}")
@@ -67,31 +67,31 @@ class RawStream:
         return self.all(kind)[self._taken[kind] - 1]
 
     async def until(self, condition: Callable[[], Any]) -> None:
-        """Wait until `condition()` is true. It is checked after each message. Raise TimeoutError."""
+        """Wait until `condition()` is true. Check it after each message. Raises TimeoutError."""
         async with asyncio.timeout(self.timeout), self._news:
             await self._news.wait_for(condition)
 
     def all(self, kind: str) -> list[Any]:
-        """Return every frame of a kind that came."""
+        """Return all received frames of a kind."""
         return [getattr(frame, kind) for frame in self.frames if frame.WhichOneof("frame") == kind]
 
     def count(self, kind: str) -> int:
-        """Return how many frames of a kind came."""
+        """Return the number of received frames of a kind."""
         return sum(frame.WhichOneof("frame") == kind for frame in self.frames)
 
     def fresh(self, kind: str) -> int:
-        """Return the number of frames of a kind that came and that `next` has not returned yet."""
+        """Return the number of received frames of a kind that `next` has not returned yet."""
         return self.count(kind) - self._taken[kind]
 
     async def ended(self) -> str:
-        """Wait for the end and return the name of its status. Raise TimeoutError."""
+        """Wait for the end of the stream, and return the name of its status. Raises TimeoutError."""
         async with asyncio.timeout(self.timeout):
             await asyncio.shield(self.reader)
         assert self.over is not None
         return self.over
 
     async def leave(self) -> None:
-        """Half-close the stream: no more messages follow."""
+        """Half-close the stream, after which this side cannot send."""
         await self._call.done_writing()
 
     async def cut(self) -> None:
@@ -100,7 +100,7 @@ class RawStream:
         await self.ended()
 
     def field(self) -> str:
-        """Return the field in the INVALID_ARGUMENT that ended the stream."""
+        """Return the field that the INVALID_ARGUMENT at the end of the stream names."""
         return field_of(self.status)
 
     async def _read(self) -> None:
@@ -121,14 +121,14 @@ class RawStream:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-        finally:  # also after a cancel of this task: a step may wait for the end
+        finally:  # also if this task is cancelled, because someone may be waiting for the end
             self.over = over
             async with self._news:
                 self._news.notify_all()
 
 
 def status_of(error: grpc.aio.AioRpcError) -> status_pb2.Status | None:
-    """Return the status that has the details of a failed call; None if the peer sent no details."""
+    """Return the status of a failed call with its details, or None if the peer sent no details."""
     for key, value in error.trailing_metadata() or ():
         if key == "grpc-status-details-bin" and isinstance(value, bytes):
             return status_pb2.Status.FromString(value)
@@ -136,7 +136,7 @@ def status_of(error: grpc.aio.AioRpcError) -> status_pb2.Status | None:
 
 
 def detail_of(status: Any, kind: type[M]) -> M | None:
-    """Return a status's detail of a kind; None when it has none."""
+    """Return the detail of a kind in a status, or None if there is none."""
     for packed in status.details:
         detail = kind()
         if packed.Unpack(detail):

@@ -30,7 +30,7 @@ def hello(**fields: Any) -> attach_pb2.TrainerFrame:
 
 
 def init(rollout_id: str, *, turns: int = 1, agent_loop: str = "talk", **fields: Any) -> attach_pb2.TrainerFrame:
-    """Start a rollout. Its metadata has `turns`; `fields` are further fields of InitRequest or of its spec."""
+    """Start a rollout. Its metadata has `turns`. `fields` are further fields of InitRequest or of its spec."""
     question = message_pb2.Message(role="user", text="How are you?")
     spec = rollout_pb2.RolloutSpec(agent_loop=agent_loop, messages=[question], metadata_json=f'{{"turns": {turns}}}')
     own = {name: fields.pop(name) for name in rollout_pb2.RolloutSpec.DESCRIPTOR.fields_by_name if name in fields}
@@ -68,13 +68,13 @@ def recorded(outcome: outcome_pb2.RolloutOutcome) -> attach_pb2.TrainerFrame:
 
 
 def cancel(name: str, **request: Any) -> attach_pb2.TrainerFrame:
-    """Cancel rollouts. `request` are the fields of CancelRequest."""
+    """Cancel rollouts. `request` has the fields of CancelRequest."""
     ask = attach_pb2.CancelFrame(id=name, request=control_pb2.CancelRequest(**request))
     return attach_pb2.TrainerFrame(cancel=ask)
 
 
 def subscribe(name: str, rollout_id: str, *, tokens: bool = False, **request: Any) -> attach_pb2.TrainerFrame:
-    """Follow a rollout's events. `request` are further fields of StreamEventsRequest."""
+    """Follow a rollout's events. `request` has further fields of StreamEventsRequest."""
     wanted = control_pb2.StreamEventsRequest(rollout_id=rollout_id, **request)
     return attach_pb2.TrainerFrame(subscribe=attach_pb2.Subscribe(id=name, request=wanted, tokens=tokens))
 
