@@ -271,8 +271,11 @@ class AgentServerLink(ABC):
         """Send a rollout if the server can be reached. Otherwise the rollout is sent on the next connection."""
 
     @abstractmethod
-    def cancel(self, rollout_id: str, reason: str) -> "asyncio.Future[list[CancelResult]]":
-        """Cancel a rollout on this server, now or on the next connection. The future raises Unavailable."""
+    def cancel(self, rollout_id: str, reason: str, attempt: int = 0) -> "asyncio.Future[list[CancelResult]]":
+        """Cancel a rollout on this server, now or on the next connection. The future raises Unavailable.
+
+        Attempt 0 means all attempts up to the newest one.
+        """
 
     @abstractmethod
     def cancel_attempt(self, key: RolloutKey) -> None:

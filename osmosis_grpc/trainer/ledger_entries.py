@@ -4,6 +4,7 @@ Three rules keep the ledger correct if the process is killed at any time:
 
 - An Init is sent only once its attempt is in the ledger. Otherwise a server could run an attempt that no process knows.
 - A lower attempt is cancelled only once the higher one is in the ledger. Otherwise neither would run after a crash.
+  This also holds for a rollout that no caller waits for: first its next attempt is reserved for a later request.
 - A rollout that ends without an outcome is dropped before its callers learn of it. Otherwise it would run again after a
   crash. If a server may have it, the ledger keeps the number of the next attempt, so that none runs twice.
 
@@ -25,7 +26,7 @@ from osmosis_grpc.protocol.types.outcome import clip, describe
 from osmosis_grpc.storage.data_loss import data_loss
 from osmosis_grpc.storage.ledger import LedgerRollout, SqliteLedger
 from osmosis_grpc.supervise import OnFailure, job
-from osmosis_grpc.trainer.agent_server_link import AgentServerLink, Rollout, SchedulerPort, job_failed
+from osmosis_grpc.trainer.agent_server_link import AgentServerLink, Rollout, SchedulerPort, job_failed, retrieve
 from osmosis_grpc.trainer.chats.attempt_cache import UNWRITTEN_RETRY, AttemptCache
 from osmosis_grpc.trainer.chats.ledger_codec import init_bytes, learn, outcome_of, tools_of
 from osmosis_grpc.trainer.chats.rollout_cache import LedgerReceipt
@@ -93,6 +94,32 @@ def enter(scheduler: SchedulerPort, rollout: Rollout) -> None:
             scheduler.later(UNWRITTEN_RETRY, again, rollout)
 
     ledger.record_assignment(*key, init_bytes(rollout.request), "", rollout.affinity_key, committed)
+
+
+def abandon(scheduler: SchedulerPort, rollout: Rollout) -> None:
+    """Reserve the next attempt of a rollout that no caller waits for, and then cancel the rollout at its server."""
+    rollout_id, attempt = rollout.key
+    ledger = scheduler.ledger
+
+    def cancel() -> None:
+        if rollout.server is not None and not rollout.done.done():
+            rollout.server.cancel(rollout_id, "its caller has left", attempt).add_done_callback(retrieve)
+
+    if ledger is None:
+        cancel()
+        return
+
+    def again() -> None:
+        if not rollout.ending and not rollout.done.done():
+            ledger.reserve(rollout_id, attempt + 1, committed)
+
+    def committed(_: Any, error: LedgerError | None) -> None:
+        if error is None:
+            cancel()
+        else:
+            scheduler.later(UNWRITTEN_RETRY, again, rollout)
+
+    again()
 
 
 def drop(scheduler: SchedulerPort, rollout: Rollout, dropped: Callable[[], None]) -> None:

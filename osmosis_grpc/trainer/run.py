@@ -218,8 +218,8 @@ class Run:
         If the run does not yield refused rollouts, also raise the error if all members were refused, unless the reason
         is that they have run before.
         """
-        size, group = self._options.group_size, rollout.request.group
-        name = group.id if group is not None and size > 1 else outcome.rollout_id
+        group = rollout.request.group
+        size, name = (group.size, group.id) if group is not None and group.size > 1 else (1, outcome.rollout_id)
         failure, refusal = rollout.failed_by(outcome), rollout.done.exception()
         if failure is None and (refusal is None or self.yields_refused or isinstance(refusal, AlreadyExists | Aborted)):
             self._failed.pop(name, None)

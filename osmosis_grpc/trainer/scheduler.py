@@ -29,7 +29,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from osmosis_grpc.protocol.errors import Aborted, CallError, LedgerError, NotFound, Unavailable, Unimplemented
+from osmosis_grpc.protocol.errors import (
+    Aborted,
+    CallError,
+    LedgerError,
+    NotFound,
+    Superseded,
+    Unavailable,
+    Unimplemented,
+)
 from osmosis_grpc.protocol.types import OutcomeStatus, RolloutOutcome
 from osmosis_grpc.protocol.wire.control import FORK
 from osmosis_grpc.storage.ledger import SqliteLedger
@@ -92,6 +100,8 @@ class Scheduler(SchedulerPort):
     def refused(self, rollout: Rollout, error: CallError | LedgerError) -> None:
         if isinstance(error, Aborted) and error.attempt > rollout.request.attempt:
             error = rollout.superseded(error.attempt)
+        if isinstance(error, Superseded):  # the next attempt may be that of another trainer
+            rollout.sent = rollout.sent_lower = False
         self._end_without_outcome(rollout, partial(rollout.done.set_exception, error))
 
     def _end_without_outcome(self, rollout: Rollout, end: Callable[[], None]) -> None:
@@ -112,7 +122,6 @@ class Scheduler(SchedulerPort):
                 rollout_id, attempt = rollout.key
                 if rollout.sent or rollout.sent_lower:
                     self.cache.reserve(rollout_id, attempt + 1)
-                    self.cache.entered(rollout_id, attempt + 1)
                 else:
                     self.cache.entered(rollout_id, attempt, dropped=True)
                 self.cancel_leaving(rollout_id)
@@ -228,7 +237,7 @@ class Scheduler(SchedulerPort):
 
     def init_refused(self, rollout: Rollout, server: AgentServerLink, error: CallError) -> None:
         server.release(rollout)
-        rollout.sent = False
+        rollout.sent = rollout.opened  # it may have accepted an earlier Init of this attempt
         no_original = rollout.request.fork is not None and isinstance(error, NotFound) and error.kind == "rollout"
         if no_original:
             rollout.without_original.append(server)
@@ -333,7 +342,8 @@ class Scheduler(SchedulerPort):
         ]
         for rollout in waiting:
             self.forget(rollout)
-            self.cache.reserve(*rollout.key)
+            if rollout.sent or rollout.sent_lower:
+                self.cache.let_run_again(*rollout.key)
             if not rollout.done.done():
                 rollout.done.set_exception(error)
 

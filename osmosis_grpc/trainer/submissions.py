@@ -18,6 +18,7 @@ from osmosis_grpc.storage.ledger import LedgerRollout
 from osmosis_grpc.trainer.agent_server_link import Rollout, retrieve
 from osmosis_grpc.trainer.chats.ledger_codec import init_bytes, request_of
 from osmosis_grpc.trainer.chats.policy_errors import ChatKey, PolicyFailure
+from osmosis_grpc.trainer.ledger_entries import abandon
 from osmosis_grpc.trainer.ledger_position import LedgerPosition
 from osmosis_grpc.trainer.log_warnings import EarlierOutcomes, UntrainableOutcomes
 from osmosis_grpc.trainer.scheduler import Scheduler
@@ -85,6 +86,8 @@ class Submissions:
                 request = _run_again(request, known.request.attempt + 1)
             if request.attempt <= known.request.attempt:
                 return known
+            if scheduler.servers.given_up:
+                raise scheduler.servers.why_none()
             scheduler.supersede(known, request.attempt)
         else:
             request = self._as_reserved(request)
@@ -106,7 +109,7 @@ class Submissions:
             raise scheduler.servers.why_none()
         begun = cache.entered or cache.replaces or (known is not None and known.in_ledger)
         rollout = self._made(request, affinity_key, begun=begun)
-        rollout.sent_lower = cache.reserved or (known is not None and (known.sent or known.sent_lower))
+        rollout.sent_lower = cache.reserved or cache.follows or (known is not None and (known.sent or known.sent_lower))
         cache.ended = cache.reserved = False  # a refused or cancelled rollout may run again
         scheduler.add(rollout, replaces=known is not None or cache.replaces)
         return rollout
@@ -117,7 +120,8 @@ class Submissions:
             if row.init is not None:
                 opened = row.tools is not None
                 rollout = self._made(request_of(row), row.affinity_key, opened=opened, begun=True)
-                rollout.sent, rollout.sent_lower = bool(row.server_key), row.attempt > 1
+                rollout.sent_lower = row.attempt > 1
+                rollout.sent = bool(row.server_key) or not rollout.sent_lower  # a server without a journal has no key
                 self.scheduler.held.left[row.rollout_id] = None
                 self.scheduler.continue_at(rollout, row.server_key)
         self.scheduler.servers.wait_anew()
@@ -129,14 +133,14 @@ class Submissions:
     def _made(self, request: RolloutRequest, affinity_key: str, *, begun: bool, opened: bool = False) -> Rollout:
         done: asyncio.Future[RolloutOutcome] = asyncio.get_running_loop().create_future()
         rollout = Rollout(request, done, affinity_key, opened=opened, begun=begun)
-        done.add_done_callback(partial(self._count, request))
+        done.add_done_callback(partial(self._count, rollout))
         spans = self._cache.sampler.spans
         if spans is not None:
             rollout.trace = spans.begin(request, done)
         return rollout
 
-    def _count(self, request: RolloutRequest, done: "asyncio.Future[RolloutOutcome]") -> None:
-        if done.cancelled():
+    def _count(self, rollout: Rollout, done: "asyncio.Future[RolloutOutcome]") -> None:
+        if done.cancelled() or (rollout.abandoned and done.exception() is not None):
             return
         error = done.exception()
         if error is None:
@@ -145,7 +149,7 @@ class Submissions:
             self._earlier.count(outcome)
             self._untrainable.count(outcome)
         else:
-            self._cache.metrics.refused(request, error)
+            self._cache.metrics.refused(rollout.request, error)
 
     def _policy_raised(self, key: ChatKey, failure: PolicyFailure | None) -> None:
         rollout = self.scheduler.rollouts.get(key[0])
@@ -160,12 +164,13 @@ class Submissions:
             or self.scheduler.rollouts.get(rollout.request.rollout_id) is not rollout
         ):
             return
+        if self._cache.is_committing(rollout.request.rollout_id):
+            return  # the ledger keeps the outcome for a later request
         rollout.cancelled = rollout.abandoned = True  # a later request runs it as the next attempt
-        if rollout.server is None:
+        if rollout.server is None or not rollout.sent:
             self.scheduler.end_here(rollout)
         else:
-            cancelled = rollout.server.cancel(rollout.request.rollout_id, "its caller has left")
-            cancelled.add_done_callback(retrieve)
+            abandon(self.scheduler, rollout)
 
     async def settle(self) -> None:
         """Wait for the outcomes of abandoned rollouts, and for the ledger. Call this before closing the connections.
@@ -209,5 +214,5 @@ class Submissions:
 def _run_again(request: RolloutRequest, attempt: int) -> RolloutRequest:
     """Return the request as a higher attempt, because no caller has the outcome of an earlier attempt."""
     attempt = max(request.attempt, attempt)
-    log.info("rollout %s runs again as attempt %d: %s", request.rollout_id, attempt, "no caller waited for its outcome")
+    log.info("rollout %s runs again as attempt %d: %s", request.rollout_id, attempt, "no caller has an outcome of it")
     return replace(request, attempt=attempt)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from osmosis_grpc.network.credentials import Credentials
 from osmosis_grpc.network.network import GRPC, Network
 from osmosis_grpc.network.server_security import ServerSecurity
-from osmosis_grpc.protocol.errors import FailedPrecondition, TrainerFailed
+from osmosis_grpc.protocol.errors import FailedPrecondition, InvalidArgument, TrainerFailed
 from osmosis_grpc.protocol.types import jsontext
 from osmosis_grpc.protocol.types.json_values import to_json
 from osmosis_grpc.protocol.types.outcome import Confirmable
@@ -175,9 +175,11 @@ class TrainerLifecycle:
 
         Raises:
             FailedPrecondition: The trainer has no ledger.
-            InvalidArgument: The value is not JSON.
+            InvalidArgument: The value is not JSON, or the name begins with "osmosis_grpc.".
             LedgerError: The ledger cannot write.
         """
+        if name.startswith("osmosis_grpc."):
+            raise InvalidArgument("name", f"{name!r} is a note of the trainer itself; choose another name")
         text = jsontext.render(to_json(value, "value"))
         await self._ledger.write_note(name, text)
 

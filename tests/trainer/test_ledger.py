@@ -265,7 +265,7 @@ async def test_a_loop_over_groups_that_an_error_has_left_goes_on_in_the_next_pro
             async with aclosing(train(trainer)) as groups:
                 async for group in groups:
                     assert group.id == "fast"
-                    await until(lambda: agent.running["slow-1"])
+                    await until(lambda: agent.running["slow-1"] and "slow-0" not in trainer.scheduler.rollouts)
                     1 / 0
     agent.release()
     async with Trainer([server.address], reply, ledger=path) as trainer:

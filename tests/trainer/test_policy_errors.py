@@ -7,6 +7,7 @@ import subprocess
 import sys
 import traceback
 from contextlib import aclosing
+from dataclasses import replace
 
 import pytest
 
@@ -15,7 +16,7 @@ from osmosis_grpc.policies import ChatRenderer, TokenPolicy
 from osmosis_grpc.policies.threads import ThreadedPolicy
 from osmosis_grpc.protocol.errors import CallError, RolloutFailed
 from osmosis_grpc.protocol.types import OutcomeStatus
-from osmosis_grpc.trainer import FailureReason, RolloutRequest, Trainer
+from osmosis_grpc.trainer import FailureReason, Group, RolloutRequest, Trainer
 from tests.policies.byte_tokenizer import ByteTokenizer
 from tests.trainer.conftest import PATIENCE, USER, Talker, reply, talker
 from tests.trainer.deployment import collect
@@ -160,6 +161,18 @@ async def test_a_later_group_that_fails_whole_is_raised(serve, attach_to):
             async for group in groups:
                 seen.append(group.id)
     assert seen == ["g0"]
+
+
+@pytest.mark.parametrize("failing", [3, 4])
+async def test_a_run_over_members_of_a_group_ends_only_if_all_of_them_fail(serve, attach_to, failing):
+    trainer = await attach_to(failing_for(*(f"g{number}" for number in range(failing))), await serve(talker()))
+    members = [replace(request, group=Group("g", index, 4)) for index, request in enumerate(requests(4))]
+    if failing == 4:
+        with pytest.raises(OutOfMemory):
+            await collect(trainer.run(members))
+    else:
+        ended = await collect(trainer.run(members))
+        assert sorted(outcome.status for outcome in ended) == sorted([COMPLETED] + [FAILED] * failing)
 
 
 async def test_a_policy_that_fails_once_is_tried_again(serve, attach_to):

@@ -63,6 +63,8 @@ class LedgerRollout:
     confirmed: float | None = None
     """The time of the confirmation by the wall clock, or None before the confirmation."""
     chats: list[ChatRow] = field(default_factory=list)
+    reserved: float | None = None
+    """The time since when the attempt is reserved for a later request, by the wall clock. None if it is not."""
     damage: str = ""
     """A description of the damage in the rollout's rows, or empty if there is no damage."""
 
@@ -130,8 +132,8 @@ class Found:
     """Rises with each process that opens the ledger. Below 2**32."""
 
 
-def end_sum(rollout_id: str, attempt: int, result_id: str, outcome: bytes, ended: float) -> int:
-    """Return the checksum of the columns that an outcome writes."""
+def end_sum(rollout_id: str, attempt: int, result_id: str | None, outcome: bytes | None, ended: float) -> int:
+    """Return the checksum of the columns that an outcome or a reservation writes."""
     return row_sum(b"rollout.end_sum", (rollout_id, attempt, result_id, outcome, ended))
 
 
@@ -157,6 +159,7 @@ def restore(connection: sqlite3.Connection, path: Path, ttl: float, now: float) 
     connection.execute("BEGIN IMMEDIATE")
     _mend(connection, path, now)
     connection.execute("DELETE FROM confirmed WHERE time < ?", (old,))
+    connection.execute("DELETE FROM rollout WHERE result_id IS NULL AND ended < ?", (old,))
     connection.execute("DELETE FROM chat WHERE rollout_id NOT IN (SELECT rollout_id FROM rollout)")
     connection.execute(
         "DELETE FROM attachment WHERE seen < ? AND server_key NOT IN (SELECT server_key FROM rollout) "
@@ -201,7 +204,8 @@ def _next_process(connection: sqlite3.Connection, now: float) -> int:
     row was damaged, or if the ledger is a backup that lacks the newest processes; then only the clock must be right.
     """
     kept = connection.execute("SELECT journal_id FROM attachment WHERE server_key = ?", (PROCESS,)).fetchone()
-    number = max(int(kept[0]) + 1 if kept else 1, min(int(now), LATEST))
+    newest = int(kept[0]) if kept and kept[0].isdecimal() else 0
+    number = max(newest + 1, min(int(now), LATEST))
     row = with_sum(b"attachment.checksum", (PROCESS, "", str(number), now))
     connection.execute("INSERT OR REPLACE INTO attachment VALUES (?, ?, ?, ?, ?)", row)
     return number
@@ -225,7 +229,8 @@ def _running(connection: sqlite3.Connection, path: Path, now: float) -> list[Led
             )
             _quarantine(connection, row, now, f"{why} does not match in its row of rollout")
             continue
-        found[row[0]] = LedgerRollout(*row[:8])
+        kept = found[row[0]] = LedgerRollout(*row[:8])
+        kept.reserved = row[8]
     chats = connection.execute(
         "SELECT chat.* FROM chat JOIN rollout USING (rollout_id, attempt) WHERE result_id IS NULL ORDER BY position"
     ).fetchall()

@@ -44,6 +44,14 @@ ON CONFLICT (rollout_id) DO UPDATE SET attempt = excluded.attempt, server_key = 
     tools_sum = NULL, end_sum = NULL
     WHERE excluded.attempt > rollout.attempt
 """
+_RESERVE = """
+INSERT INTO rollout (rollout_id, attempt, server_key, affinity_key, init, ended, assignment_sum, end_sum)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (rollout_id) DO UPDATE SET attempt = excluded.attempt, server_key = '', affinity_key = '', init = NULL,
+    tools = NULL, assignment_sum = excluded.assignment_sum, result_id = NULL, outcome = NULL, ended = excluded.ended,
+    tools_sum = NULL, end_sum = excluded.end_sum
+    WHERE excluded.attempt > rollout.attempt
+"""
 _CHAT = """
 INSERT OR REPLACE INTO chat
     (position, rollout_id, attempt, sample, number, continues, offered, question, reply, checksum)
@@ -218,7 +226,11 @@ class SqliteLedger:
 
     def reserve(self, rollout_id: str, attempt: int, then: Then) -> None:
         """Delete a rollout whose outcome no caller has, and record the attempt as which it runs if requested again."""
-        self.writer.write(self._enter(rollout_id, attempt), then)
+        if self.unconfirmed.get(rollout_id, attempt) < attempt:
+            del self.unconfirmed[rollout_id]
+        row, now = (rollout_id, attempt, "", "", None), self._system.time()
+        sums = row_sum(b"rollout.assignment_sum", row), end_sum(rollout_id, attempt, None, None, now)
+        self.writer.write([(_RESERVE, (*row, now, *sums)), *_drop_lower(rollout_id, attempt)], then)
 
     def drop(self, rollout_id: str, attempt: int, then: Then) -> None:
         """Delete a rollout that no server has, and what lower attempts of it have left."""

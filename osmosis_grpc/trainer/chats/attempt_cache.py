@@ -79,6 +79,8 @@ class AttemptCache:
         self.reserved = False
         """Whether the next request runs as this attempt, even if it asks for a lower one, because no caller has the
         outcome of a lower one."""
+        self.follows = False
+        """Whether a server may have run a lower attempt, of which no caller waits for an outcome any more."""
         self.entered = False
         """Whether the ledger knows this attempt."""
         self.replaces = False

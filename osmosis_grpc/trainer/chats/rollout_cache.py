@@ -71,9 +71,9 @@ class RolloutCache:
             entry = self._rollouts[row.rollout_id] = AttemptCache(row.attempt, self._ledger)
             entry.entered, entry.result_id, entry.tools = True, row.result_id, tools_of(row)
             entry.restored = True
-            if row.init is None and row.result_id is None and not row.chats:  # what SqliteLedger.reserve() has left
-                entry.reserved = True
-            entry.last_used = now if row.confirmed is None else now - max(0.0, self._time() - row.confirmed)
+            entry.reserved = entry.ended = row.reserved is not None
+            since = row.reserved if row.confirmed is None else row.confirmed
+            entry.last_used = now if since is None else now - max(0.0, self._time() - since)
             learn(entry.samples, row.chats)
 
     def chat(self, request: ChatRequest, now: float) -> PendingChat:
@@ -200,7 +200,6 @@ class RolloutCache:
                 then(Receipt.RECORDED, recorded)
                 if abandoned:
                     self.reserve(outcome.rollout_id, outcome.attempt + 1)
-                    self.entered(outcome.rollout_id, outcome.attempt + 1)
             for again in waiting:
                 again()
 
@@ -222,6 +221,7 @@ class RolloutCache:
             lower, entry = entry, AttemptCache(attempt, self._ledger)
             self._rollouts[rollout_id] = entry
             if lower is not None:
+                entry.follows = lower.follows or lower.reserved or lower.result_id is not None
                 entry.replaces = lower.replaces or (lower.entered and lower.result_id is None)
                 lower.replaced = True
                 lower.close()
@@ -249,10 +249,23 @@ class RolloutCache:
             entry.entered, entry.replaces = not dropped, False
 
     def reserve(self, rollout_id: str, attempt: int) -> None:
+        """Reserve an attempt for the next request of a rollout, because no caller has the outcome of a lower one."""
+        entry = self._rollouts.get(rollout_id)
+        if entry is None or entry.attempt < attempt:
+            entry = self.rollout(rollout_id, attempt, self.now())
+            entry.reserved = entry.ended = True
+            entry.entered, entry.replaces = self.has_ledger, False
+
+    def let_run_again(self, rollout_id: str, attempt: int) -> None:
         """Let the next request of a rollout run as this attempt, even if it asks for a lower one."""
         entry = self._rollouts.get(rollout_id)
-        if entry is None or entry.attempt <= attempt:
-            self.rollout(rollout_id, attempt, self.now()).reserved = True
+        if entry is not None and entry.attempt == attempt:
+            entry.reserved = True
+
+    def is_committing(self, rollout_id: str) -> bool:
+        """Return whether the outcome of a rollout's newest attempt is being written to the ledger."""
+        entry = self._rollouts.get(rollout_id)
+        return entry is not None and entry.committing is not None
 
     def reserved(self, rollout_id: str) -> int:
         """Return the reserved attempt of a rollout; 0 if none is."""

@@ -142,8 +142,8 @@ class AttachedServer(AgentServerLink):
             init = init_to_wire(InitRequest(request=rollout.request, trace=rollout.trace), blobs=BLOBS in self.features)
             self.stream.send(trainer_frame("init", init))
 
-    def cancel(self, rollout_id: str, reason: str) -> "asyncio.Future[list[CancelResult]]":
-        return self.cancels.ask(control_pb2.CancelRequest(rollout_id=rollout_id, reason=reason))
+    def cancel(self, rollout_id: str, reason: str, attempt: int = 0) -> "asyncio.Future[list[CancelResult]]":
+        return self.cancels.ask(control_pb2.CancelRequest(rollout_id=rollout_id, reason=reason, attempt=attempt))
 
     def cancel_attempt(self, key: RolloutKey) -> None:
         rollout_id, attempt = key

@@ -284,8 +284,8 @@ class CalledServer(AgentServerLink):
                     await self._init(init)
                     return
 
-    def cancel(self, rollout_id: str, reason: str) -> "asyncio.Future[Results]":
-        return self._cancel(control_pb2.CancelRequest(rollout_id=rollout_id, reason=reason))
+    def cancel(self, rollout_id: str, reason: str, attempt: int = 0) -> "asyncio.Future[Results]":
+        return self._cancel(control_pb2.CancelRequest(rollout_id=rollout_id, reason=reason, attempt=attempt))
 
     def cancel_attempt(self, key: RolloutKey) -> None:
         if key in self._cancelling or not self.attached:
