@@ -69,7 +69,7 @@ def test_dropped_replies_and_samples_with_train_false_are_masked():
 
 def test_a_failed_rollout_has_no_reward_and_no_turns(server):
     def fails(request):
-        raise ValueError("the model is gone")
+        raise InvalidArgument("messages", "the model is gone")  # an answer to the agent, as every CallError
 
     with factory(server, ScriptedPolicy(fails)) as sessions:
         session = sessions.create(TASK)

@@ -16,7 +16,7 @@ from tests.trainers.verl_post_processing import as_json, differences, used, v1_d
 pytestmark = [pytest.mark.trainers, pytest.mark.filterwarnings("ignore")]
 pytest.importorskip("verl")
 
-RECORDED = Path(__file__).parent.parent / "export" / "verl_batches.jsonl"
+RECORDED = Path(__file__).parent.parent / "records" / "export" / "verl_batches.jsonl"
 SEEDS = range(200)
 RECORDED_SEEDS = (-1, *range(6))
 """-1 is the golden vector."""
