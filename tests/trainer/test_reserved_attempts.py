@@ -132,13 +132,14 @@ async def test_lower_attempts_are_cancelled_without_a_ledger_too(listening):
     assert (await server.ask(request)).status.code == CODE["ABORTED"]
 
 
+@pytest.mark.slow
 @DURABLE
 async def test_a_request_that_no_server_can_take_changes_nothing(serve, tmp_path, durable):
     agent, path = talker(), tmp_path / "servers"
     agent.gate("r0")
     server, ledger = await serve(agent), tmp_path / "ledger" if durable else None
     path.write_text(server.address)
-    async with Trainer(path, reply, ledger=ledger, config=TrainerConfig(lost_after=0.5)) as trainer:
+    async with Trainer(path, reply, ledger=ledger, config=TrainerConfig(lost_after=3.0)) as trainer:
         first = asyncio.create_task(trainer.rollout(requests(1)[0]))
         await begun(trainer, agent, "r0")
         path.write_text("# none")
