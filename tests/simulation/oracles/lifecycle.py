@@ -139,11 +139,13 @@ def events_without_gaps(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _sent_unchanged(evidence: Evidence, first: Record, second: Record) -> bool:
-    """Returns whether an attempt may have been sent again unchanged to a server that lost its disk between two events.
+    """Returns whether an attempt may have been sent again unchanged to a server that lost its disk before an event.
 
-    The trainer's ledger failed, and then the trainer died. So the ledger may lack the server's answer to the Init.
+    The trainer's ledger failed, and then the trainer died. So the ledger may lack the server's answer to the Init. A
+    reader may get events of the first run after that.
     """
-    between = first.number, second.number
+    runs = [run.number for run in evidence.ops_of(first.rollout, "run") if run.attempt == first.attempt]
+    between = min([first.number, *runs]), second.number
     forgot = any(evidence.lost_its_disk(who, *between) for who in evidence.settings)
     return forgot and evidence.disk_failed(second.who) and evidence.died_between(second.who, *between)
 
