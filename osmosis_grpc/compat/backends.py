@@ -56,7 +56,7 @@ class ExecutionBackend:
         )
 
     async def execute(self, request: Any) -> NoReturn:
-        """Raise NotImplementedError: only a server runs rollouts on a backend. The message says what a test does."""
+        """Raise NotImplementedError, with what to use in a test: only a server runs rollouts on a backend."""
         raise NotImplementedError(
             "a backend runs rollouts of a server only: run the workflow in a test with "
             "osmosis_grpc.testing.run_rollout(backend.agent, policy)"

@@ -274,7 +274,7 @@ class AgentServerLink(ABC):
     def cancel(self, rollout_id: str, reason: str, attempt: int = 0) -> "asyncio.Future[list[CancelResult]]":
         """Cancel a rollout on this server, now or on the next connection. The future raises Unavailable.
 
-        Attempt 0 means all attempts up to the newest one.
+        Attempt 0 means the newest one, or any attempt if the server does not know the rollout yet.
         """
 
     @abstractmethod

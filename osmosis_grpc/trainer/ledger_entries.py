@@ -25,6 +25,7 @@ from osmosis_grpc.protocol.types import RolloutOutcome, RolloutRequest
 from osmosis_grpc.protocol.types.outcome import clip, describe
 from osmosis_grpc.storage.data_loss import data_loss
 from osmosis_grpc.storage.ledger import LedgerRollout, SqliteLedger
+from osmosis_grpc.storage.ledger.rows import Then
 from osmosis_grpc.supervise import OnFailure, job
 from osmosis_grpc.trainer.agent_server_link import AgentServerLink, Rollout, SchedulerPort, job_failed, retrieve
 from osmosis_grpc.trainer.chats.attempt_cache import UNWRITTEN_RETRY, AttemptCache
@@ -107,19 +108,8 @@ def abandon(scheduler: SchedulerPort, rollout: Rollout) -> None:
 
     if ledger is None:
         cancel()
-        return
-
-    def again() -> None:
-        if not rollout.ending and not rollout.done.done():
-            ledger.reserve(rollout_id, attempt + 1, committed)
-
-    def committed(_: Any, error: LedgerError | None) -> None:
-        if error is None:
-            cancel()
-        else:
-            scheduler.later(UNWRITTEN_RETRY, again, rollout)
-
-    again()
+    else:
+        _write(scheduler, rollout, partial(ledger.reserve, rollout_id, attempt + 1), cancel)
 
 
 def drop(scheduler: SchedulerPort, rollout: Rollout, dropped: Callable[[], None]) -> None:
@@ -131,19 +121,24 @@ def drop(scheduler: SchedulerPort, rollout: Rollout, dropped: Callable[[], None]
     if ledger is None or not (rollout.in_ledger or rollout.key[0] in ledger.unconfirmed):
         dropped()
         return
+    rollout_id, attempt = rollout.key
+    may_have_run = rollout.sent or rollout.sent_lower
+    write = (
+        partial(ledger.reserve, rollout_id, attempt + 1) if may_have_run else partial(ledger.drop, rollout_id, attempt)
+    )
+    _write(scheduler, rollout, write, dropped)
+
+
+def _write(scheduler: SchedulerPort, rollout: Rollout, write: Callable[[Then], None], then: Callable[[], None]) -> None:
+    """Write to the ledger until a commit succeeds, and then call `then`. Give up when the rollout is done."""
 
     def again() -> None:
-        if rollout.done.done():
-            return
-        rollout_id, attempt = rollout.key
-        if rollout.sent or rollout.sent_lower:
-            ledger.reserve(rollout_id, attempt + 1, committed)
-        else:
-            ledger.drop(rollout_id, attempt, committed)
+        if not rollout.done.done():
+            write(committed)
 
     def committed(_: Any, error: LedgerError | None) -> None:
         if error is None:
-            dropped()
+            then()
         else:
             scheduler.later(UNWRITTEN_RETRY, again, rollout)
 

@@ -2,13 +2,12 @@
 
 import asyncio
 
-import grpc
 import pytest
 
 from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import attach_pb2
-from osmosis_grpc.protocol.errors import InvalidArgument, Unavailable
+from osmosis_grpc.protocol.errors import Unavailable
 from osmosis_grpc.protocol.types import OutcomeStatus
-from osmosis_grpc.testing.raw.server_frames import accepted, init_reply, status
+from osmosis_grpc.testing.raw.server_frames import accepted
 from osmosis_grpc.trainer import RolloutRequest
 from tests.trainer.test_ledger import copied
 from tests.waiting import until
@@ -61,19 +60,6 @@ async def test_a_rollout_that_was_lost_too_often_never_runs_as_an_old_attempt_ag
         with pytest.raises(Unavailable):
             await next_process.run("r")
         assert seen == [5]
-
-
-async def test_a_rollout_that_its_server_has_refused_runs_as_the_same_attempt(listening, tmp_path):
-    deployment = await listening(ledger=tmp_path / "ledger")
-    server = await deployment.server()
-    await server.attach()
-    for _ in range(2):
-        running = deployment.run("r")
-        request = await server.stream.next("init")
-        assert request.attempt == 1
-        await server.send(init_reply(request, status=status(grpc.StatusCode.INVALID_ARGUMENT)))
-        with pytest.raises(InvalidArgument):
-            await running
 
 
 async def test_other_rollouts_run_while_one_waits_for_its_next_attempt(listening):

@@ -1,6 +1,8 @@
 """The next attempt of a rollout whose outcome no caller has: it is reserved before the cancel, and only if needed."""
 
 import asyncio
+import sqlite3
+from contextlib import closing
 from dataclasses import replace
 
 import grpc
@@ -8,7 +10,7 @@ import pytest
 
 from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import message_pb2, outcome_pb2
 from osmosis_grpc.protocol.errors import Internal, InvalidArgument, Superseded, Unavailable
-from osmosis_grpc.protocol.types import OutcomeStatus
+from osmosis_grpc.protocol.types import FailureReason, OutcomeStatus
 from osmosis_grpc.storage.ledger import SqliteLedger
 from osmosis_grpc.testing.raw.server_frames import accepted, init_reply, status, window
 from osmosis_grpc.trainer import RolloutRequest, Trainer, TrainerConfig
@@ -32,6 +34,18 @@ async def leave(task):
 
 async def begun(trainer, agent, name):
     await until(lambda: agent.running[name] and trainer.scheduler.rollouts[name].opened)
+
+
+async def left(listening, ledger):
+    """Returns a deployment, its server, and the Init of a rollout whose caller has left and that has ended."""
+    deployment = await listening(ledger=ledger)
+    server = await deployment.server()
+    await server.attach()
+    call = deployment.run("r")
+    request = await server.accept()
+    await leave(call)
+    await server.complete(request, status=CANCELLED)
+    return deployment, server, request
 
 
 def attempt_of(trainer, name="r0"):
@@ -154,13 +168,7 @@ async def test_a_request_that_no_server_can_take_changes_nothing(serve, tmp_path
 
 
 async def test_a_refused_higher_attempt_does_not_free_the_number_of_a_lower_one(listening, tmp_path):
-    deployment = await listening(ledger=tmp_path / "ledger")
-    server = await deployment.server()
-    await server.attach()
-    call = deployment.run("r")
-    request = await server.accept()
-    await leave(call)
-    await server.complete(request, status=CANCELLED)
+    deployment, server, _ = await left(listening, tmp_path / "ledger")
     call = deployment.run("r", attempt=5)
     request = await server.stream.next("init")
     await server.send(init_reply(request, status=REFUSED))
@@ -205,10 +213,12 @@ async def test_an_attempt_that_was_accepted_with_unreadable_tools_is_not_used_ag
     assert (await server.stream.next("init")).attempt == 2
 
 
-async def test_a_refused_attempt_keeps_its_number_after_a_time_without_servers(listening):
-    deployment = await listening(lost_after=0.3)
-    with pytest.raises(Unavailable):
-        await deployment.run("r")
+@pytest.mark.parametrize("waited", [False, True])
+async def test_a_refused_attempt_keeps_its_number_also_after_a_time_without_servers(listening, tmp_path, waited):
+    deployment = await listening(ledger=tmp_path / "ledger", lost_after=0.3)
+    if waited:
+        with pytest.raises(Unavailable):
+            await deployment.run("r")
     server = await deployment.server()
     await server.attach()
     for _ in range(2):
@@ -221,13 +231,7 @@ async def test_a_refused_attempt_keeps_its_number_after_a_time_without_servers(l
 
 
 async def test_no_chat_of_a_reserved_attempt_is_sampled(listening, tmp_path, policy):
-    deployment = await listening(ledger=tmp_path / "ledger")
-    server = await deployment.server()
-    await server.attach()
-    call = deployment.run("r")
-    request = await server.accept()
-    await leave(call)
-    await server.complete(request, status=CANCELLED)
+    _, server, request = await left(listening, tmp_path / "ledger")
     request.attempt = 2
     assert (await server.ask(request)).status.code == CODE["FAILED_PRECONDITION"]
     assert policy.asked == []
@@ -248,6 +252,21 @@ async def test_a_reserved_attempt_is_forgotten_after_its_time_by_short_processes
         ledger = await SqliteLedger.open(tmp_path / "ledger", ttl)
         assert [row.rollout_id for row in ledger.take_restored()] == left
         await ledger.close()
+
+
+async def test_a_damaged_time_in_a_running_rollout_does_not_make_it_an_old_reservation(listening, tmp_path):
+    deployment = await listening(ledger=tmp_path / "ledger")
+    server = await deployment.server()
+    await server.attach()
+    deployment.run("r")
+    await server.accept()
+    await deployment.trainer.scheduler.ledger.written()
+    path = copied(tmp_path / "ledger")
+    with closing(sqlite3.connect(path, isolation_level=None)) as database:
+        database.execute("UPDATE rollout SET ended = 1.0")
+    async with Trainer([], reply, listen="127.0.0.1:0", ledger=path) as trainer:
+        (outcome,) = await collect(trainer.unconfirmed())
+    assert outcome.failure.reason == FailureReason.DATA_LOSS
 
 
 async def test_a_note_cannot_take_the_name_of_a_note_of_the_trainer(tmp_path):

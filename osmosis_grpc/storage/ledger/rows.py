@@ -159,14 +159,13 @@ def restore(connection: sqlite3.Connection, path: Path, ttl: float, now: float) 
     connection.execute("BEGIN IMMEDIATE")
     _mend(connection, path, now)
     connection.execute("DELETE FROM confirmed WHERE time < ?", (old,))
-    connection.execute("DELETE FROM rollout WHERE result_id IS NULL AND ended < ?", (old,))
     connection.execute("DELETE FROM chat WHERE rollout_id NOT IN (SELECT rollout_id FROM rollout)")
     connection.execute(
         "DELETE FROM attachment WHERE seen < ? AND server_key NOT IN (SELECT server_key FROM rollout) "
         "AND substr(server_key, 1, ?) != ?",
         (old, len(NOTE), NOTE),
     )
-    running = _running(connection, path, now)
+    running = _running(connection, path, now, old)
     ended = _ended(connection, now)
     process_number = _next_process(connection, now)
     connection.execute("COMMIT")
@@ -211,8 +210,11 @@ def _next_process(connection: sqlite3.Connection, now: float) -> int:
     return number
 
 
-def _running(connection: sqlite3.Connection, path: Path, now: float) -> list[LedgerRollout]:
-    """Return the unfinished rollouts with their chats. Ends damaged rollouts."""
+def _running(connection: sqlite3.Connection, path: Path, now: float, old: float) -> list[LedgerRollout]:
+    """Return the unfinished rollouts with their chats, and the reserved attempts.
+
+    Ends damaged rollouts, and deletes attempts that were reserved before `old`.
+    """
     found: dict[str, LedgerRollout] = {}
     for row in connection.execute("SELECT * FROM rollout WHERE result_id IS NULL ORDER BY rowid").fetchall():
         why = LEDGER.tables["rollout"].wrong(row)
@@ -229,8 +231,12 @@ def _running(connection: sqlite3.Connection, path: Path, now: float) -> list[Led
             )
             _quarantine(connection, row, now, f"{why} does not match in its row of rollout")
             continue
+        reserved = row[8]
+        if reserved is not None and reserved < old:
+            connection.execute("DELETE FROM rollout WHERE rollout_id = ?", row[:1])
+            continue
         kept = found[row[0]] = LedgerRollout(*row[:8])
-        kept.reserved = row[8]
+        kept.reserved = reserved
     chats = connection.execute(
         "SELECT chat.* FROM chat JOIN rollout USING (rollout_id, attempt) WHERE result_id IS NULL ORDER BY position"
     ).fetchall()
