@@ -61,9 +61,9 @@ def begun_after_its_result(evidence: Evidence, rollout: str, attempt: int, who: 
 
 
 def expiries(evidence: Evidence, rollout: str) -> Iterator[int]:
-    """Yields the starts at which the trainer of a rollout may have forgotten its confirmed result, by record.
+    """Yields the starts at which the trainer of a rollout may have forgotten its end, by record.
 
-    The application confirms a result. That of a rollout that was given up needs no confirmation.
+    The end is the confirmation of a result, an error, or the moment at which the last call has given the rollout up.
     """
     trainer = evidence.trainer_of(rollout)
     if not any(jump.who == trainer for jump in evidence.by_op["clock jump"]):
@@ -72,8 +72,8 @@ def expiries(evidence: Evidence, rollout: str) -> Iterator[int]:
     given_up = next((record.number for record in evidence.ops_of(rollout, "given up")), float("inf"))
     over = [
         evidence.wall_time(trainer, record)
-        for record in evidence.ops_of(rollout, "confirmed", "called")
-        if record.op == "confirmed" or (record["method"] == "Complete" and record.number > given_up)
+        for record in evidence.ops_of(rollout, "confirmed", "given up", "refused", "called")
+        if record.op != "called" or (record["method"] == "Complete" and record.number > given_up)
     ]
     for start in evidence.by_op["restart"]:
         if start.who == trainer and any(evidence.wall_time(trainer, start) - then >= ttl for then in over):

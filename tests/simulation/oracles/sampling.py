@@ -7,6 +7,7 @@ from itertools import pairwise
 from tests.simulation.faults import SLOWEST_COMMIT
 from tests.simulation.history import Record
 from tests.simulation.oracles.evidence import ChatName, Evidence, Finding, chat_name
+from tests.simulation.oracles.forgetting import expiries
 
 COMMITTED = 3 * SLOWEST_COMMIT
 """A reply is in the ledger after so many simulated seconds, if the disk works: it waits for a running commit and its
@@ -111,6 +112,8 @@ def no_late_sampling(evidence: Evidence) -> Iterator[Finding]:
                 ended[key] = record
         elif record.op == "sampled" and (over := ended.get(key)) is not None:
             if evidence.forgot_between(record.who, over.number, record.number):
+                continue
+            if any(over.number < start < record.number for start in expiries(evidence, record.rollout)):
                 continue
             higher, same = over.attempt > record.attempt, over.attempt == record.attempt
             if higher or (same and over.op == "applied"):
