@@ -59,7 +59,8 @@ class ChatCalls:
         Raises the CallError of the trainer, and RolloutEndedError if the rollout ends before the reply.
 
         An error that is not retryable is raised at once. The first retryable error begins a grace period of
-        `trainer_grace` seconds. If the next try would begin after the end of this period, the error is raised.
+        `trainer_grace` seconds. If the next try would begin after the end of this period, the error is raised. An error
+        with `reached` begins a new grace period, because the trainer was there during the try.
 
         If the rollout has moved to another peer, even an error that is not retryable is ignored. In this case, and if
         the trainer may still be sampling the reply (see SILENT), the chat is sent again at once, and the next retryable
@@ -81,7 +82,9 @@ class ChatCalls:
                 if repointed or sampling:
                     away_since = None
                 else:
-                    away_since = now if away_since is None else away_since
+                    if error.reached:
+                        backoff.reset()
+                    away_since = now if away_since is None or error.reached else away_since
                     pause = error.retry_after if error.retry_after is not None else backoff.next()
                     if now + pause - away_since > config.trainer_grace:
                         raise

@@ -82,6 +82,8 @@ class CallError(OsmosisRolloutError):
     """Why the call was refused, in upper snake case, for programs. error.proto has the list. Empty if it is unknown."""
     hint: Hint | None = field(default=None, kw_only=True)
     """What to do about it, if that is known. The text of the error ends with it."""
+    reached: bool = field(default=False, kw_only=True)
+    """Whether the other side had the call for a while before the connection broke."""
 
     def __post_init__(self, message: str, status: int | None) -> None:
         super().__init__(message)

@@ -268,7 +268,7 @@ class _Asking:
         self._call.cancel()
 
     async def _answer(self) -> ChatResponse:
-        reached = False
+        reached = ever_reached = False
         while True:
             asked, after_cut = self._monotonic(), reached
             try:
@@ -285,9 +285,11 @@ class _Asking:
                     error = Unavailable("the chat was cut off by the trainer")
                 unknown = self._delta and isinstance(error, UnknownChat)
                 reached = cut and self._monotonic() - asked >= REACHED_AFTER
+                ever_reached = ever_reached or reached
                 # gRPC may send the retry on the same broken connection, so if that breaks too, retry again.
                 again = unknown or reached or (after_cut and cut)
                 if self._cancelled or not again:
+                    error.reached = ever_reached
                     raise error from None
                 self._delta = self._delta and not unknown
             limit = self._request.timeout  # all calls share this timeout

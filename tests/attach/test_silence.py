@@ -66,3 +66,24 @@ async def test_a_chat_that_is_cut_for_longer_than_the_grace_was_with_its_trainer
     await client.init(request, callback=trainer.callback(target=proxy.address))
     check_run([request.rollout_id], [await trainer.outcome(request.rollout_id, 30)], policy)
     assert proxy.cut_when_idle > 0
+
+
+@pytest.mark.slow
+async def test_outages_between_calls_that_had_reached_the_trainer_are_each_counted_alone(stack, serve, monkeypatch):
+    monkeypatch.setattr(callbacks, "REACHED_AFTER", 0.3)
+    policy = CountingPolicy()
+    policy.gate.clear()
+    trainer = await stack.enter_async_context(CallbackTrainer(policy))
+    proxy = await stack.enter_async_context(CuttingProxy(trainer.callback().target))
+    client = await stack.enter_async_context(RolloutClient((await serve(Talker(), trainer_grace=3.0)).address))
+    [request] = requests("cut", 1)
+    await client.init(request, callback=trainer.callback(target=proxy.address))
+    for _ in range(6):  # longer than the grace period in all
+        await until(lambda: proxy.connections, "a connection")
+        await asyncio.sleep(0.6)  # the call stands for long enough
+        proxy.refusing = True
+        proxy.cut()
+        await asyncio.sleep(0.3)  # the outage
+        proxy.refusing = False
+    policy.gate.set()
+    check_run([request.rollout_id], [await trainer.outcome(request.rollout_id, 30)], policy)

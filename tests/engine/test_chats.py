@@ -325,6 +325,19 @@ async def test_the_grace_period_begins_anew_after_an_answer(hosting):
         assert sorted(began) == [1, 2, 3]
 
 
+async def test_the_grace_period_begins_anew_when_a_call_had_reached_the_trainer(hosting):
+    async def cut_after_a_while(request):
+        if len(h.trainer.chats) < 4:
+            h.clock.ahead += 50.0
+            raise Unavailable("the connection broke", reached=True)
+        return await EchoPolicy()(request)
+
+    async with hosting(one_chat, trainer_grace=60.0) as h:
+        h.trainer.policy = cut_after_a_while
+        assert (await h.run()).status is OutcomeStatus.COMPLETED
+        assert [chat.chat_number for chat in h.trainer.chats] == [1] * 4
+
+
 async def test_a_trainer_that_is_silent_is_there(hosting):
     async def silent(request):
         if len(h.trainer.chats) < 8:
