@@ -146,11 +146,11 @@ def interpreter(version: str) -> str:
 def main() -> int:
     """Run the cases, write the table, and return 1 if one failed."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("cases", nargs="*", choices=CASES, default=list(CASES))
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)}; default: all")
     parser.add_argument("--tests", nargs="*", default=TESTS, help="folders of tests")
     asked = parser.parse_args()
     code = 0
-    for name in asked.cases:
+    for name in asked.cases or CASES:
         row = tried(name, CASES[name], asked.tests)
         print(row, flush=True)
         code |= not re.search(r"\| \d+ passed(, \d+ skipped)? \|$", row)

@@ -181,6 +181,7 @@ EXCUSED: dict[str, list[Change]] = {
     "a full ledger does not know that the Init was answered": [OTHER_EVENT, FULL_LEDGER],
     "a server forgets an Init that it has not answered": [UNANSWERED],
     "the answer to a cancel may be that to its repetition": [cancelled_twice(("repeats", 5))],
+    "given up too long ago, so it begins anew": [earlier_process(GIVEN_UP), jump(-16.5, 7200.0)],
     "what was confirmed is too old": [jump(2.65, 7200.0), start(2.7), recorded_again(2.8)],
     "an attempt without a result was not stored": [second_attempt, KNOWN],
     "a trainer without a ledger had superseded it": [

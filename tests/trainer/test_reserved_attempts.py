@@ -12,6 +12,7 @@ from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import message_pb2, outcome_p
 from osmosis_grpc.protocol.errors import Internal, InvalidArgument, Superseded, Unavailable
 from osmosis_grpc.protocol.types import FailureReason, OutcomeStatus
 from osmosis_grpc.storage.ledger import SqliteLedger
+from osmosis_grpc.supervise import Supervisor, System
 from osmosis_grpc.testing.raw.server_frames import accepted, init_reply, status, window
 from osmosis_grpc.trainer import RolloutRequest, Trainer, TrainerConfig
 from tests.attach.cutting_proxy import CuttingProxy
@@ -252,6 +253,20 @@ async def test_a_reserved_attempt_is_forgotten_after_its_time_by_short_processes
         ledger = await SqliteLedger.open(tmp_path / "ledger", ttl)
         assert [row.rollout_id for row in ledger.take_restored()] == left
         await ledger.close()
+
+
+async def test_the_late_outcome_of_a_rollout_that_was_left_renews_the_time_of_its_reservation(tmp_path):
+    clock = System()
+    ledger = await SqliteLedger.open(tmp_path / "ledger", 60.0, Supervisor("the ledger", system=clock))
+    for now in (1000.0, 5000.0):
+        done = asyncio.get_running_loop().create_future()
+        clock.time = lambda now=now: now
+        ledger.reserve("r", 2, lambda _, error, done=done: done.set_result(error))
+        assert await within(done) is None
+    await ledger.close()
+    ledger = await SqliteLedger.open(tmp_path / "ledger", 60.0, Supervisor("the ledger", system=clock))
+    assert [row.reserved for row in ledger.take_restored()] == [5000.0]
+    await ledger.close()
 
 
 async def test_a_damaged_time_in_a_running_rollout_does_not_make_it_an_old_reservation(listening, tmp_path):

@@ -50,8 +50,9 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (rollout_id) DO UPDATE SET attempt = excluded.attempt, server_key = '', affinity_key = '', init = NULL,
     tools = NULL, assignment_sum = excluded.assignment_sum, result_id = NULL, outcome = NULL, ended = excluded.ended,
     tools_sum = NULL, end_sum = excluded.end_sum
-    WHERE excluded.attempt > rollout.attempt
+    WHERE excluded.attempt > rollout.attempt OR (excluded.attempt = rollout.attempt AND rollout.init IS NULL)
 """
+"""Also renews the time of a reservation: a row without an Init and with an end is one."""
 _CHAT = """
 INSERT OR REPLACE INTO chat
     (position, rollout_id, attempt, sample, number, continues, offered, question, reply, checksum)

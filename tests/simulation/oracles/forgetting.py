@@ -60,6 +60,11 @@ def begun_after_its_result(evidence: Evidence, rollout: str, attempt: int, who: 
     return any(result < number and any(lost < number for lost in forgot) for number in created)
 
 
+def expired_between(evidence: Evidence, rollout: str, first: Record, second: Record) -> bool:
+    """Returns whether the trainer of a rollout may have forgotten its end between two records."""
+    return any(first.number < start < second.number for start in expiries(evidence, rollout))
+
+
 def expiries(evidence: Evidence, rollout: str) -> Iterator[int]:
     """Yields the starts at which the trainer of a rollout may have forgotten its end, by record.
 

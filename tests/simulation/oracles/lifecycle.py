@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from tests.simulation.history import Record
 from tests.simulation.operations import OPERATIONS
 from tests.simulation.oracles.evidence import DEATHS, Evidence, Finding
-from tests.simulation.oracles.forgetting import expiries
+from tests.simulation.oracles.forgetting import expired_between
 
 STOPPING = 10.0
 """A superseded attempt gets no further reply after so many simulated seconds."""
@@ -77,7 +77,7 @@ def one_run(evidence: Evidence) -> Iterator[Finding]:
             elsewhere = before.who != record.who
             if not elsewhere and evidence.died_between(before.who, before.number, record.number):
                 continue
-            if elsewhere and _refused(evidence, before, record):
+            if (elsewhere and _refused(evidence, before, record)) or expired_between(evidence, key[0], before, record):
                 continue
             what = "two servers run one attempt" if elsewhere else "one process runs an attempt twice"
             yield Finding("one run", record.rollout, what, (before, record))
@@ -105,7 +105,7 @@ def delivered_once(evidence: Evidence) -> Iterator[Finding]:
             first = senders.setdefault((sent.rollout, sent.attempt), sent)
             if first.who == sent.who or evidence.was_forgotten(sent.rollout, sent.number):
                 continue
-            if not any(first.number < start < sent.number for start in expiries(evidence, sent.rollout)):
+            if not expired_between(evidence, sent.rollout, first, sent):
                 yield Finding("delivered once", sent.rollout, "two servers delivered one attempt", (first, sent))
 
 
@@ -129,7 +129,9 @@ def events_without_gaps(evidence: Evidence) -> Iterator[Finding]:
             same = kinds.setdefault((record.rollout, record.attempt, record["number"]), record)
             forgot = any(evidence.forgot_between(who, same.number, record.number) for who in evidence.settings)
             forgot = forgot or _sent_unchanged(evidence, same, record)
-            if same["kind"] != record["kind"] and not forgot:
+            if same["kind"] != record["kind"] and not (
+                forgot or expired_between(evidence, record.rollout, same, record)
+            ):
                 yield Finding("events without gaps", record.rollout, "an event has changed", (same, record))
     for record in evidence.by_op["in journal"]:
         first, newest, count = record["events"]

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from tests.simulation.history import Record
 from tests.simulation.oracles.evidence import Evidence, Finding
-from tests.simulation.oracles.forgetting import begun_after_its_result, expiries
+from tests.simulation.oracles.forgetting import begun_after_its_result, expired_between
 
 
 def nothing_lost(evidence: Evidence) -> Iterator[Finding]:
@@ -45,7 +45,7 @@ def recorded_is_applied(evidence: Evidence) -> Iterator[Finding]:
             before = said.setdefault(key, record)
             if before is record or evidence.forgot_between(call["to"], before.number, record.number):
                 continue
-            if not any(before.number < start < record.number for start in expiries(evidence, record.rollout)):
+            if not expired_between(evidence, record.rollout, before, record):
                 yield Finding("recorded is applied", record.rollout, "RECORDED was said twice", (before, record))
     for (rollout, result), record in said.items():
         applied = [other for other in evidence.ops_of(rollout, "applied") if other["result"] == result]

@@ -7,7 +7,7 @@ from itertools import pairwise
 from tests.simulation.faults import SLOWEST_COMMIT
 from tests.simulation.history import Record
 from tests.simulation.oracles.evidence import ChatName, Evidence, Finding, chat_name
-from tests.simulation.oracles.forgetting import expiries
+from tests.simulation.oracles.forgetting import expired_between
 
 COMMITTED = 3 * SLOWEST_COMMIT
 """A reply is in the ledger after so many simulated seconds, if the disk works: it waits for a running commit and its
@@ -40,7 +40,7 @@ def sampled_once(evidence: Evidence) -> Iterator[Finding]:
                 continue
             arrived = evidence.died_between(who, got.get(first["draw"], second.number), second.number)
             soon = reply is not None and evidence.seconds_to_death(who, reply) < COMMITTED
-            if died and soon and not arrived:
+            if (died and soon and not arrived) or expired_between(evidence, name[0], first, second):
                 continue
             yield Finding("sampled once", name[0], f"{who} samples a chat twice", (first, second))
 
@@ -54,7 +54,8 @@ def one_reply(evidence: Evidence) -> Iterator[Finding]:
         before = first.setdefault(name, record)
         if before["draw"] != record["draw"]:
             first[name] = record
-            if not evidence.was_forgotten(record.rollout, record.number):
+            forgot = evidence.was_forgotten(record.rollout, record.number)
+            if not forgot and not expired_between(evidence, record.rollout, before, record):
                 yield Finding("one reply", record.rollout, "a chat has two replies", (before, record))
         reply = draws.get((name, record["draw"]))
         if reply is None or reply.number > record.number:
@@ -113,7 +114,7 @@ def no_late_sampling(evidence: Evidence) -> Iterator[Finding]:
         elif record.op == "sampled" and (over := ended.get(key)) is not None:
             if evidence.forgot_between(record.who, over.number, record.number):
                 continue
-            if any(over.number < start < record.number for start in expiries(evidence, record.rollout)):
+            if expired_between(evidence, record.rollout, over, record):
                 continue
             higher, same = over.attempt > record.attempt, over.attempt == record.attempt
             if higher or (same and over.op == "applied"):
