@@ -109,5 +109,5 @@ def test_a_backup_of_one_version_is_read_by_the_other(versions, tmp_path):
     older, later = versions.values()
     call(older, "-m", "osmosis_grpc", "demo", "--json", "--state-dir", "state", cwd=tmp_path, env=clean())
     call(older, "-m", "osmosis_grpc", "backup", "copy", "--state-dir", "state", cwd=tmp_path, env=clean())
-    told = call(later, "-m", "osmosis_grpc", "list", "--state-dir", "copy", "--json", cwd=tmp_path, env=clean())
+    told = call(later, "-m", "osmosis_grpc", "list", "--from", "copy", "--json", cwd=tmp_path, env=clean())
     assert told.count('"COMPLETED"') == 8
