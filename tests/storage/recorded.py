@@ -1,8 +1,8 @@
 """The journal and the ledger of a release, recorded for later ones to open.
 
 `python -m tests.storage.recorded` writes recorded/VERSION.tar.gz for this version. Once that is released, its file is
-never written again. It has a rollout that ended well, one that failed, and one that is open: two of its three chats
-are answered.
+never written again. It has a rollout that ended well, one that failed, one whose caller has left, so that its next
+attempt is reserved, and one that is open: two of its three chats are answered.
 """
 
 import asyncio
@@ -10,6 +10,7 @@ import gzip
 import io
 import tarfile
 import tempfile
+from contextlib import aclosing
 from pathlib import Path
 
 from osmosis_grpc import __version__
@@ -52,7 +53,7 @@ def tokens(message):
 
 
 class Policy:
-    """Answers each chat with two tokens; the last one of "open" only if it may."""
+    """Answers each chat with two tokens; the last one of "open", and all of "left", only if it may."""
 
     def __init__(self, *, may_end):
         self.may_end = may_end
@@ -60,7 +61,8 @@ class Policy:
 
     async def __call__(self, request):
         self.asked.append((request.rollout_id, request.chat_number))
-        if (request.rollout_id, request.chat_number) == ("open", CHATS) and not self.may_end:
+        held = request.rollout_id == "left" or (request.rollout_id, request.chat_number) == ("open", CHATS)
+        if held and not self.may_end:
             await asyncio.Event().wait()
         prompt = [token for message in request.messages for token in tokens(message)]
         return ChatResponse(
@@ -68,6 +70,12 @@ class Policy:
             prompt_ids=TokenBlock.of(prompt).ids,
             tokens=TokenBlock.of([request.chat_number, 7], [-0.5, -0.25]),
         )
+
+
+async def asked(policy: Policy, *chat: str | int) -> None:
+    """Wait until the policy is asked a chat."""
+    while chat not in policy.asked:
+        await asyncio.sleep(0.02)  # polled: the policy has no event to wait for
 
 
 async def record(folder: Path) -> None:
@@ -80,9 +88,14 @@ async def record(folder: Path) -> None:
         ):
             for rollout_id in ("completed", "failed"):
                 await trainer.rollout(rollout_id=rollout_id, messages=QUESTION, label="42", metadata={"task": 1})
+            left = asyncio.ensure_future(trainer.rollout(rollout_id="left", messages=QUESTION))
+            await asked(policy, "left", 1)
+            left.cancel()
             waiting = asyncio.ensure_future(trainer.rollout(rollout_id="open", messages=QUESTION))
-            while ("open", CHATS) not in policy.asked:
-                await asyncio.sleep(0.02)  # polled: the policy has no event to wait for
+            await asked(policy, "open", CHATS)
+            async with aclosing(trainer.events("left")) as ended:
+                async for _ in ended:
+                    pass
             (folder / "state").mkdir()
             await asyncio.to_thread(copy_workers, state, folder / "state", lambda _: lambda *_: None)
             await asyncio.to_thread(copy_ledger, ledger, folder, lambda *_: None)
