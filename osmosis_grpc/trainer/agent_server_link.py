@@ -317,10 +317,17 @@ class AgentServerLink(ABC):
         return not agent_loop or agent_loop in self.identity.agent_loops
 
     def identify(self, identity: ServerIdentity) -> None:
-        """Record the identity that a server reports on a new connection."""
-        if identity.journal_id != self.identity.journal_id:  # the server has forgotten its rollouts
+        """Record the identity that a server reports on a new connection.
+
+        If the server has lost its journal, it may have run and forgotten an attempt whose Init it did not answer. Such
+        a rollout runs as its next attempt, because the same attempt could get other replies for the same chats.
+        """
+        known, self.identity = self.identity.journal_id, identity
+        if identity.journal_id != known:
             self.leaving.clear()
-        self.identity = identity
+            for rollout in [rollout for rollout in self.rollouts.values() if known and not rollout.opened]:
+                if rollout.sent:
+                    self.scheduler.lost(rollout, f"server {self.name} has lost its journal")
         if self.ledger is not None and self.server_key:
             self.ledger.record_server(self.server_key, identity.journal_id)
         self.problem = self.refusal = None

@@ -7,8 +7,10 @@ import pytest
 from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import attach_pb2
 from osmosis_grpc.protocol.errors import Unavailable
 from osmosis_grpc.protocol.types import OutcomeStatus
-from osmosis_grpc.testing.raw.server_frames import accepted
-from osmosis_grpc.trainer import RolloutRequest
+from osmosis_grpc.testing.raw.peers import listen_as_agent_server
+from osmosis_grpc.testing.raw.server_frames import accepted, hello
+from osmosis_grpc.trainer import RolloutRequest, Trainer
+from tests.trainer.conftest import reply
 from tests.trainer.test_ledger import copied
 from tests.waiting import until
 
@@ -88,3 +90,20 @@ async def test_a_rollout_that_waits_for_its_next_attempt_can_be_cancelled(forget
     await deployment.trainer.cancel("r")
     outcome = await asyncio.wait_for(running, 10)
     assert outcome.status is OutcomeStatus.CANCELLED
+
+
+@pytest.mark.parametrize(("journal", "attempt"), [("one", 1), ("two", 2)])
+async def test_an_init_without_an_answer_is_sent_as_the_next_attempt_to_a_server_that_has_lost_its_journal(
+    stack, journal, attempt
+):
+    listener = await stack.enter_async_context(listen_as_agent_server())
+    trainer = await stack.enter_async_context(Trainer([listener.address], reply))
+    done = asyncio.create_task(trainer.rollout(rollout_id="r", agent_loop="talk"))
+    for journal_id, expected in (("one", 1), (journal, attempt)):
+        stream = await listener.accept()
+        await stream.next("hello")
+        await stream.send(hello(journal_id=journal_id))
+        request = await stream.next("init")
+        assert request.attempt == expected
+        await stream.send(hello(journal_id=journal_id))  # a second hello is a breach, and the trainer connects again
+    done.cancel()

@@ -77,23 +77,12 @@ def one_run(evidence: Evidence) -> Iterator[Finding]:
             elsewhere = before.who != record.who
             if not elsewhere and evidence.died_between(before.who, before.number, record.number):
                 continue
-            if (elsewhere and _refused(evidence, before, record)) or expired_between(evidence, key[0], before, record):
+            if expired_between(evidence, record.rollout, before, record):
                 continue
             what = "two servers run one attempt" if elsewhere else "one process runs an attempt twice"
             yield Finding("one run", record.rollout, what, (before, record))
         elif record.op in OVER and key in running:
             ended[key] = running.pop(key)
-
-
-def _refused(evidence: Evidence, first: Record, second: Record) -> bool:
-    """Returns whether the server of a run lost its disk before another server's run, and never answered the Init.
-
-    The trainer sends the Init again unchanged. A server that forgot it may refuse it, and then another server gets it.
-    """
-    inits = (r for r in evidence.ops_of(first.rollout, "called") if r["method"] == "Init" and r["to"] == first.who)
-    answers = (evidence.answers.get(init["call"]) for init in inits if init.attempt == first.attempt)
-    accepted = any(a is not None and a["status"] == "OK" and a.number < second.number for a in answers)
-    return not accepted and evidence.lost_its_disk(first.who, first.number, second.number)
 
 
 def delivered_once(evidence: Evidence) -> Iterator[Finding]:
@@ -128,7 +117,6 @@ def events_without_gaps(evidence: Evidence) -> Iterator[Finding]:
             last[own] = record
             same = kinds.setdefault((record.rollout, record.attempt, record["number"]), record)
             forgot = any(evidence.forgot_between(who, same.number, record.number) for who in evidence.settings)
-            forgot = forgot or _sent_unchanged(evidence, same, record)
             if same["kind"] != record["kind"] and not (
                 forgot or expired_between(evidence, record.rollout, same, record)
             ):
@@ -138,18 +126,6 @@ def events_without_gaps(evidence: Evidence) -> Iterator[Finding]:
         if count and (first != 1 or newest != count):
             what = f"the journal has {count} events, numbered {first} to {newest}"
             yield Finding("events without gaps", record.rollout, what, (record,))
-
-
-def _sent_unchanged(evidence: Evidence, first: Record, second: Record) -> bool:
-    """Returns whether an attempt may have been sent again unchanged to a server that lost its disk before an event.
-
-    The trainer's ledger failed, and then the trainer died. So the ledger may lack the server's answer to the Init. A
-    reader may get events of the first run after that.
-    """
-    runs = [run.number for run in evidence.ops_of(first.rollout, "run") if run.attempt == first.attempt]
-    between = min([first.number, *runs]), second.number
-    forgot = any(evidence.lost_its_disk(who, *between) for who in evidence.settings)
-    return forgot and evidence.disk_failed(second.who) and evidence.died_between(second.who, *between)
 
 
 def readers_reach_the_end(evidence: Evidence) -> Iterator[Finding]:

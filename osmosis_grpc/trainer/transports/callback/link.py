@@ -86,7 +86,7 @@ class CalledServer(AgentServerLink):
         self._in_doubt = asyncio.Event()
         """Set when a call got no answer, so that the next ping is sent at once."""
         self._parting = asyncio.Event()
-        self._sending: set[Rollout] = set()
+        self._sending: set[RolloutKey] = set()
         self._cancelling: set[RolloutKey] = set()
         self._cancels: dict[asyncio.Future[Results], asyncio.Task[None]] = {}
         self._repointing: asyncio.Task[None] | None = None
@@ -172,16 +172,17 @@ class CalledServer(AgentServerLink):
             self._repointing = self.scheduler.supervisor.start(REPOINT, self._repoint_ended)
 
     def send_init(self, rollout: Rollout) -> None:
-        if not self.attached or not rollout.written or rollout in self._sending:
+        key = rollout.key
+        if not self.attached or not rollout.written or key in self._sending:
             return
-        self._sending.add(rollout)
+        self._sending.add(key)
 
         def fail(error: BaseException) -> None:
             self.release(rollout)
             self.scheduler.refused(rollout, job_failed(INIT, error))
 
-        task = self.scheduler.supervisor.start(INIT, partial(self._send_init, rollout, rollout.key), fail)
-        task.add_done_callback(lambda _: self._sending.discard(rollout))
+        task = self.scheduler.supervisor.start(INIT, partial(self._send_init, rollout, key), fail)
+        task.add_done_callback(lambda _: self._sending.discard(key))
 
     async def _init(self, init: InitRequest) -> rollout_pb2.InitResponse:
         return await self._calls.ask("Init", init_to_wire(init, blobs=BLOBS in self.features), rollout_pb2.InitResponse)
