@@ -75,12 +75,13 @@ async def test_outages_between_calls_that_had_reached_the_trainer_are_each_count
     policy.gate.clear()
     trainer = await stack.enter_async_context(CallbackTrainer(policy))
     proxy = await stack.enter_async_context(CuttingProxy(trainer.callback().target))
-    client = await stack.enter_async_context(RolloutClient((await serve(Talker(), trainer_grace=3.0)).address))
+    server = await serve(Talker(), trainer_grace=3.0, retry_delay=(0.02, 0.2))
+    client = await stack.enter_async_context(RolloutClient(server.address))
     [request] = requests("cut", 1)
     await client.init(request, callback=trainer.callback(target=proxy.address))
-    for _ in range(6):  # longer than the grace period in all
+    for _ in range(4):  # longer than the grace period in all
         await until(lambda: proxy.connections, "a connection")
-        await asyncio.sleep(0.6)  # the call stands for long enough
+        await asyncio.sleep(1.0)  # the call stands for long enough
         proxy.refusing = True
         proxy.cut()
         await asyncio.sleep(0.3)  # the outage
