@@ -105,6 +105,13 @@ OTHER_EVENT = plus(
     (-16.0, "trainer-1", "crash", {"where": "any time"}),
     (-15.0, "trainer-1", "restart", {}),
 )
+AGAIN_RUNNING = plus(
+    (1.31, "trainer-1", "events begin", {"reader": 9, "number": 1}),
+    (1.32, "trainer-1", "event", {"reader": 9, "number": 1, "kind": "Queued"}),
+    (1.34, "trainer-1", "called", {"call": 13, "method": "Init", "to": "server-1", "argument": "spec"}),
+    (1.35, "trainer-1", "answered", {"call": 13, "method": "Init", "status": "OK", "value": (True,)}),
+)
+LOST_RUNNING = plus((1.33, "server-1", "forget", {}))
 UNANSWERED = plus(
     (1.02, "trainer-1", "called", {"call": 12, "method": "Init", "to": "server-2", "argument": "spec"}),
     (1.04, "server-2", "run", {"agent": "traveller", "run": 12}),
@@ -191,6 +198,7 @@ EXCUSED: dict[str, list[Change]] = {
     "an agent goes on after an error": [*SWALLOWS, refused_chat(1.75), changed("applied", **REPLAY)],
     "an attempt that the trainer began by itself died with it": [REFUSED, crash("trainer-1", 1.65)],
     "the callback of a recorded result is renewed at a server that has lost it": [LOST, RENEWED],
+    "the callback of a running attempt is renewed at a server that has lost it": [AGAIN_RUNNING, LOST_RUNNING],
     "a reader gets an error": [
         plus((1.95, "trainer-1", "events failed", {"reader": 1, "error": "NotFound"}), (90.0, "trainer-1", "close", {}))
     ],
@@ -208,6 +216,7 @@ NOT_EXCUSED: dict[str, tuple[str, list[Change]]] = {
     "two servers run what was given up": ("one run", [other_server(GIVEN_UP)]),
     "two servers have the results of one attempt": ("delivered", [other_server(GIVEN_UP), CONFLICT]),
     "an event changes when the server loses its disk": ("events without gaps", [OTHER_EVENT]),
+    "the callback of a running attempt is renewed, and no server has lost it": ("events without gaps", [AGAIN_RUNNING]),
     "a server forgets an Init that it has not answered": ("one run", [UNANSWERED]),
     "two cancels, and the second repeats nothing": ("linearizable", [cancelled_twice("")]),
     "it was given up, and begins anew as the same attempt": ("sampled once", [earlier_process(GIVEN_UP)]),

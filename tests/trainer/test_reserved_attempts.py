@@ -12,6 +12,7 @@ from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import message_pb2, outcome_p
 from osmosis_grpc.protocol.errors import Internal, InvalidArgument, Superseded, Unavailable
 from osmosis_grpc.protocol.types import FailureReason, OutcomeStatus
 from osmosis_grpc.storage.ledger import SqliteLedger
+from osmosis_grpc.storage.ledger.rows import ChatRow
 from osmosis_grpc.supervise import Supervisor, System
 from osmosis_grpc.testing.raw.server_frames import accepted, init_reply, status, window
 from osmosis_grpc.trainer import RolloutRequest, Trainer, TrainerConfig
@@ -241,6 +242,18 @@ async def test_no_chat_of_a_reserved_attempt_is_sampled(listening, tmp_path, pol
     await server.attach()
     next_process.run("r")
     assert (await server.stream.next("init")).attempt == 2
+
+
+@pytest.mark.parametrize("ttl", [60.0, 0.0])
+async def test_a_late_chat_of_a_rollout_that_was_left_does_not_stay_in_the_ledger(tmp_path, ttl):
+    ledger = await SqliteLedger.open(tmp_path / "ledger", 60.0)
+    ledger.reserve("r", 2, lambda *_: None)
+    ledger.chat(ChatRow("r", 1, "main", 1, 0, "", b"", b""), lambda *_: None, enter=False)
+    await ledger.written()
+    await ledger.close()
+    await (await SqliteLedger.open(tmp_path / "ledger", ttl)).close()
+    with closing(sqlite3.connect(tmp_path / "ledger")) as database:
+        assert database.execute("SELECT count(*) FROM chat").fetchone() == (0,)
 
 
 async def test_a_reserved_attempt_is_forgotten_after_its_time_by_short_processes_too(tmp_path):

@@ -159,13 +159,13 @@ def restore(connection: sqlite3.Connection, path: Path, ttl: float, now: float) 
     connection.execute("BEGIN IMMEDIATE")
     _mend(connection, path, now)
     connection.execute("DELETE FROM confirmed WHERE time < ?", (old,))
-    connection.execute("DELETE FROM chat WHERE rollout_id NOT IN (SELECT rollout_id FROM rollout)")
     connection.execute(
         "DELETE FROM attachment WHERE seen < ? AND server_key NOT IN (SELECT server_key FROM rollout) "
         "AND substr(server_key, 1, ?) != ?",
         (old, len(NOTE), NOTE),
     )
     running = _running(connection, path, now, old)
+    connection.execute("DELETE FROM chat WHERE (rollout_id, attempt) NOT IN (SELECT rollout_id, attempt FROM rollout)")
     ended = _ended(connection, now)
     process_number = _next_process(connection, now)
     connection.execute("COMMIT")

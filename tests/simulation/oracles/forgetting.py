@@ -44,20 +44,23 @@ def _unreported(evidence: Evidence, death: Record) -> bool:
     return any(commit.who == f"disk of {death.who}" for commit in commits[first:last])
 
 
-def begun_after_its_result(evidence: Evidence, rollout: str, attempt: int, who: str) -> bool:
-    """Returns whether a server has begun an attempt again whose result the application has.
-
-    A trainer renews the callback of a result that the server has not delivered: it sends the Init again. If the server
-    loses its disk right before, the Init begins the attempt.
-    """
+def begun_after_its_result(evidence: Evidence, rollout: str, attempt: int) -> bool:
+    """Returns whether a server has begun an attempt again whose result the application has; see begun_anew()."""
     result = next((r.number for r in evidence.ops_of(rollout, "applied") if r.attempt == attempt), None)
-    if result is None:
-        return False
-    forgot = [record.number for record in evidence.by_op["forget"] if record.who == who]
-    inits = [r for r in evidence.ops_of(rollout, "called") if (r["method"], r["to"]) == ("Init", who)]
-    answers = evidence.answers
-    created = {init.number for init in inits if init["call"] in answers and answers[init["call"]]["value"] == (True,)}
-    return any(result < number and any(lost < number for lost in forgot) for number in created)
+    return result is not None and begun_anew(evidence, rollout, attempt, result)
+
+
+def begun_anew(evidence: Evidence, rollout: str, attempt: int, since: int) -> bool:
+    """Returns whether an Init has begun an attempt again after a record, at a server that had lost its disk.
+
+    A trainer renews the callback of an attempt that its server knows: it sends the Init again. If the server loses its
+    disk right before, the Init begins the attempt.
+    """
+    inits = [r for r in evidence.ops_of(rollout, "called") if r["method"] == "Init" and r.attempt == attempt]
+    answers = [evidence.answers[init["call"]] for init in inits if init["call"] in evidence.answers]
+    accepted = [answer.number for answer in answers if answer["value"] == (True,)]
+    forgot = [record.number for record in evidence.by_op["forget"]]
+    return any(number > since and any(min(accepted) < lost < number for lost in forgot) for number in accepted)
 
 
 def expired_between(evidence: Evidence, rollout: str, first: Record, second: Record) -> bool:

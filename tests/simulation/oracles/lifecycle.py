@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from tests.simulation.history import Record
 from tests.simulation.operations import OPERATIONS
 from tests.simulation.oracles.evidence import DEATHS, Evidence, Finding
-from tests.simulation.oracles.forgetting import expired_between
+from tests.simulation.oracles.forgetting import begun_anew, expired_between
 
 STOPPING = 10.0
 """A superseded attempt gets no further reply after so many simulated seconds."""
@@ -117,9 +117,9 @@ def events_without_gaps(evidence: Evidence) -> Iterator[Finding]:
             last[own] = record
             same = kinds.setdefault((record.rollout, record.attempt, record["number"]), record)
             forgot = any(evidence.forgot_between(who, same.number, record.number) for who in evidence.settings)
-            if same["kind"] != record["kind"] and not (
-                forgot or expired_between(evidence, record.rollout, same, record)
-            ):
+            forgot = forgot or expired_between(evidence, record.rollout, same, record)
+            forgot = forgot or begun_anew(evidence, record.rollout, record.attempt, same.number)
+            if same["kind"] != record["kind"] and not forgot:
                 yield Finding("events without gaps", record.rollout, "an event has changed", (same, record))
     for record in evidence.by_op["in journal"]:
         first, newest, count = record["events"]

@@ -198,7 +198,7 @@ def delivered(evidence: Evidence) -> Iterator[Finding]:
         foreign = not evidence.ops_of(record.rollout, "submitted")
         if "CONFLICT" not in receipts or (foreign and evidence.any_fault("forget", who=record.who)):
             continue
-        if not begun_after_its_result(evidence, record.rollout, record.attempt, record.who):
+        if not begun_after_its_result(evidence, record.rollout, record.attempt):
             yield Finding("delivered", record.rollout, "the trainer has another result of this attempt", (record,))
 
 
