@@ -70,7 +70,8 @@ class Forked:
         self._codes: dict[int, int] = {}
 
     def __enter__(self) -> "Forked":
-        command = [sys.executable, "-W", "error", "-m", "tests.forked", *self._modules]
+        strict = () if os.environ.get("PYTHONWARNINGS") else ("-W", "error")  # `make test-versions` sets it
+        command = [sys.executable, *strict, "-m", "tests.forked", *self._modules]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
         return self
 
@@ -151,7 +152,7 @@ class Forked:
 
 
 END: list[int] = []
-"""The exit code of this process, once it is known."""
+"""The exit code of this process, once it is known; negative if a signal ends it."""
 
 
 def leave() -> None:
@@ -160,6 +161,9 @@ def leave() -> None:
         gc.collect()  # what is left unclosed warns
         sys.stdout.flush()
         sys.stderr.flush()
+        if END[0] < 0:
+            signal.signal(-END[0], signal.SIG_DFL)
+            os.kill(os.getpid(), -END[0])
         os._exit(END[0])
 
 
@@ -198,6 +202,9 @@ def serve(*modules: str) -> None:
                     try:
                         become(**json.loads(job))
                         sys.exit()
+                    except KeyboardInterrupt:
+                        END.append(-signal.SIGINT)
+                        raise
                     except SystemExit as ended:
                         if isinstance(ended.code, int | None):
                             END.append(ended.code or 0)

@@ -30,10 +30,12 @@ _WHERE = "name the gRPC address that `osmosis-grpc serve` prints"
 _HTTP_ANSWER = "http2 header with status"
 """A part of gRPC's error for an HTTP answer, which may come from a proxy while the server behind it restarts."""
 
+_OTHER_NAME = "its certificate is for another name: name that with ClientTls(server_name=...)"
 _TLS: tuple[tuple[str, str, Hint | None], ...] = (
     ("WRONG_VERSION_NUMBER", "it speaks plain text and not TLS", Hint.LEAVE_OUT_TLS),
     ("CERTIFICATE_VERIFY_FAILED", "its certificate is not signed by the CA that is trusted here", Hint.NAME_CA),
-    ("Hostname Verification", "its certificate is for another name: name that with ClientTls(server_name=...)", None),
+    ("Hostname Verification", _OTHER_NAME, None),
+    ("is not in peer certificate", _OTHER_NAME, None),  # until grpcio 1.76
 )
 """Parts of gRPC's errors about a TLS handshake, the meaning of each, and what to do."""
 _HTTP_1 = ("http1.x server", "Expected SETTINGS frame as the first frame")

@@ -103,6 +103,8 @@ class RolloutClient:
         self._channel = channel(target, credentials.tls, client_options())
         self._opened_stub = services_pb2_grpc.RolloutServiceStub(self._channel)
         self._closed = False
+        self._streams: set[Any] = set()
+        """The open streams of events. Older versions of grpcio do not end them when the channel is closed."""
 
     async def __aenter__(self) -> "RolloutClient":
         return self
@@ -110,6 +112,8 @@ class RolloutClient:
     async def __aexit__(self, *exc: Any) -> None:
         self._closed = True
         self._guard.close()
+        for stream in self._streams:
+            stream.cancel()
         await self._channel.close()
 
     @property
@@ -332,6 +336,7 @@ class RolloutClient:
     async def _stream(self, request: pb.StreamEventsRequest) -> AsyncGenerator[pb.StreamEventsResponse, None]:
         self._check_open()
         stream: Any = self._stub.StreamEvents(request, metadata=tuple(self._metadata) or None)
+        self._streams.add(stream)
         try:
             async for response in stream:
                 yield response
@@ -341,4 +346,5 @@ class RolloutClient:
             raise_if_cancelled()
             raise Unavailable("the client was closed") from None
         finally:
+            self._streams.discard(stream)
             stream.cancel()

@@ -30,6 +30,7 @@ class RawDialler:
     ) -> None:
         self.stream: RawStream
         """The newest stream."""
+        self._streams: list[RawStream] = []
         self.metadata: Sequence[tuple[str, str]] = ()
         """The headers of each stream, such as authorization."""
         self._owned = None if channel else grpc.aio.insecure_channel(address, options=[OWN_CONNECTION, *OPTIONS])
@@ -41,11 +42,15 @@ class RawDialler:
 
     async def __aexit__(self, *exc: object) -> None:
         if self._owned is not None:
+            for stream in self._streams:
+                if stream.over is None:
+                    await stream.cut()
             await self._owned.close()
 
     def open(self) -> RawStream:
         """Open a stream and send nothing on it."""
         self.stream = RawStream(self._call(metadata=self.metadata), self._sends)
+        self._streams.append(self.stream)
         return self.stream
 
     async def send(self, *frames: Any) -> None:
