@@ -64,9 +64,9 @@ CASES = {
     "newest": Case("3.13", "newest"),
     "protobuf-6.31": Case("3.12", "pinned", {"protobuf": "6.31.1", "grpcio": "1.74.0"}),
     "protobuf-6.33": Case("3.12", "pinned", {"protobuf": "6.33.6"}),
-    "grpcio-1.74": Case("3.13", "pinned", {"grpcio": "1.74.0"}),
+    "grpcio-1.74": Case("3.13", "pinned", {"grpcio": "1.74.0", "protobuf": "6.33.6"}),
 }
-SATELLITES = ("grpcio-health-checking", "grpcio-reflection", "grpcio-testing")
+SATELLITES = ("googleapis-common-protos", "grpcio-health-checking", "grpcio-reflection", "grpcio-testing")
 """Packages whose versions need those of grpcio and protobuf; a case with another one of these leaves them free."""
 
 
@@ -120,8 +120,9 @@ def tried(name: str, case: Case, tests: Sequence[str]) -> str:
             f".[{','.join(RUNTIME)}]",
         )
         versions = run(python, "-c", SHOWN).stdout.split()
-        shown = ["-W", "default::DeprecationWarning"]  # libraries of other versions may warn
-        done = run(python, "-m", "pytest", "-q", "-n", "2", "--timeout", "300", *shown, *tests, check=False)
+        shown = "default::DeprecationWarning"  # libraries of other versions may warn
+        command = ("env", f"PYTHONWARNINGS={shown}", python, "-m", "pytest", "-W", shown)
+        done = run(*command, "-q", "-n", "2", "--timeout", "300", *tests, check=False)
     except subprocess.CalledProcessError as error:
         print(error.stdout, error.stderr, file=sys.stderr)
         return f"| `{name}` | {case.python} | | | {case.dependencies} | cannot be installed |"
