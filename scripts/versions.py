@@ -150,6 +150,8 @@ def main() -> int:
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)}; default: all")
     parser.add_argument("--tests", nargs="*", default=TESTS, help="folders of tests")
     asked = parser.parse_args()
+    if unknown := [name for name in asked.cases if name not in CASES]:
+        parser.error(f"there is no case {unknown[0]!r}; the cases are {', '.join(CASES)}")
     code = 0
     for name in asked.cases or CASES:
         row = tried(name, CASES[name], asked.tests)
