@@ -1,8 +1,8 @@
 """A trainer that is not ours: it calls Init and Cancel of the servers directly, in orders that our trainer avoids.
 
 It cancels a rollout before it starts it, repeats an Init, and sends the Init of a lower attempt after that of a higher
-one. Often the server is killed a moment after its answer. The agents ask for no chats. It answers Complete as the
-protocol says. The oracles of Init, Cancel and Complete judge the answers that it gets.
+one. Often the server is killed a moment after its answer. The agents ask for no chats, and some ignore cancels. It
+answers Complete as the protocol says. The oracles of Init, Cancel and Complete judge the answers that it gets.
 """
 
 import asyncio
@@ -62,7 +62,7 @@ class ForeignTrainer:
         draw = self._draw
         program: ServerProgram = draw.choice(self._world.servers)
         channel = ProcessNetwork().channel(program.address, None, None)
-        script = {"chats": 0, "rest": draw.choice((0.0, 0.3, 3.0))}
+        script = {"chats": 0, "rest": draw.choice((0.0, 0.3, 3.0)), "wild": "ignore" if draw.random() < 0.2 else None}
         agent = draw.choice(("passenger", "traveller"))
         crashes = draw.random() < 0.5
         await asyncio.sleep(draw.random() * self._world.plan.faults_until)  # the clock is simulated
