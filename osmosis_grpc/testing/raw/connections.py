@@ -42,9 +42,8 @@ class RawDialler:
 
     async def __aexit__(self, *exc: object) -> None:
         if self._owned is not None:
-            for stream in self._streams:
-                if stream.over is None:
-                    await stream.cut()
+            for stream in self._streams:  # older versions of grpcio leave them open when the channel is closed
+                stream.cancel()
             await self._owned.close()
 
     def open(self) -> RawStream:

@@ -94,9 +94,13 @@ class RawStream:
         """Half-close the stream, after which this side cannot send."""
         await self._call.done_writing()
 
-    async def cut(self) -> None:
+    def cancel(self) -> None:
         """Cancel the call."""
         self._call.cancel()
+
+    async def cut(self) -> None:
+        """Cancel the call, and wait for its end."""
+        self.cancel()
         await self.ended()
 
     def field(self) -> str:
