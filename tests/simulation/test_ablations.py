@@ -9,7 +9,7 @@ from tests.simulation.ablations.table import TABLE
 
 FOUND = {
     "idempotency of Init": 3,
-    "attempts of Init": 4,
+    "attempts of Init": 2,
     "tombstones": 4,
     "commit before an outcome is sent": 18,
     "end without the agent": 16,
