@@ -4,6 +4,7 @@ The scheduler knows agent servers only as AgentServerLink. Each transport has it
 """
 
 import asyncio
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,8 @@ from osmosis_grpc.storage.ledger import SqliteLedger
 from osmosis_grpc.supervise import Backoff, Job, Supervisor
 from osmosis_grpc.trainer.chats.policy_errors import ChatKey, PolicyFailure
 from osmosis_grpc.trainer.chats.rollout_cache import RolloutCache
+
+log = logging.getLogger(__name__)
 
 LOST_PAUSES = 0.25, 10.0
 """The first and the longest pause, in seconds, before a lost rollout runs again."""
@@ -325,9 +328,11 @@ class AgentServerLink(ABC):
         known, self.identity = self.identity.journal_id, identity
         if identity.journal_id != known:
             self.leaving.clear()
-            for rollout in [rollout for rollout in self.rollouts.values() if known and not rollout.opened]:
-                if rollout.sent:
-                    self.scheduler.lost(rollout, f"server {self.name} has lost its journal")
+            unanswered = [each for each in self.rollouts.values() if known and each.sent and not each.opened]
+            if unanswered:
+                log.warning("server %s has lost its journal; %d rollouts start again", self.name, len(unanswered))
+            for rollout in unanswered:
+                self.scheduler.lost(rollout, f"server {self.name} has lost its journal")
         if self.ledger is not None and self.server_key:
             self.ledger.record_server(self.server_key, identity.journal_id)
         self.problem = self.refusal = None

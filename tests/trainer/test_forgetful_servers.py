@@ -1,10 +1,13 @@
 """A server that accepts a rollout and forgets it, again and again."""
 
 import asyncio
+import contextlib
 
+import grpc
 import pytest
 
 from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import attach_pb2
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1.services_pb2_grpc import add_RolloutServiceServicer_to_server
 from osmosis_grpc.protocol.errors import Unavailable
 from osmosis_grpc.protocol.types import OutcomeStatus
 from osmosis_grpc.testing.raw.peers import listen_as_agent_server
@@ -12,6 +15,7 @@ from osmosis_grpc.testing.raw.server_frames import accepted, hello
 from osmosis_grpc.trainer import RolloutRequest, Trainer
 from tests.trainer.conftest import reply
 from tests.trainer.test_ledger import copied
+from tests.trainer.test_references import OldServer
 from tests.waiting import until
 
 
@@ -106,4 +110,46 @@ async def test_an_init_without_an_answer_is_sent_as_the_next_attempt_to_a_server
         request = await stream.next("init")
         assert request.attempt == expected
         await stream.send(hello(journal_id=journal_id))  # a second hello is a breach, and the trainer connects again
+        await stream.ended()
     done.cancel()
+
+
+class LosesItsJournal(OldServer):
+    """Its first Init gets no answer. After that it is another process with `journal`, and is slow to say so."""
+
+    def __init__(self, journal):
+        super().__init__([])
+        self.journal, self.attempts = journal, []
+        self.again = asyncio.Event()
+
+    async def GetServerInfo(self, request, context):
+        info = await super().GetServerInfo(request, context)
+        if self.attempts:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.again.wait(), 0.6)  # an Init that waits for no ping comes before that
+            info.journal_id, info.process_id = self.journal, "second"
+        return info
+
+    async def Init(self, request, context):
+        self.attempts.append(request.attempt)
+        if len(self.attempts) == 1:
+            await context.abort(grpc.StatusCode.UNAVAILABLE)
+        self.again.set()
+        return await super().Init(request, context)
+
+
+@pytest.mark.parametrize(("journal", "attempt"), [("raw", 1), ("another", 2)])
+async def test_over_callbacks_an_init_without_an_answer_is_sent_as_the_next_attempt_too(
+    stack, caplog, journal, attempt
+):
+    agents, listener = LosesItsJournal(journal), grpc.aio.server()
+    add_RolloutServiceServicer_to_server(agents, listener)
+    port = listener.add_insecure_port("127.0.0.1:0")
+    await listener.start()
+    stack.push_async_callback(listener.stop, None)
+    async with Trainer([f"127.0.0.1:{port}"], reply, transport="callback") as trainer:
+        outcome = await asyncio.wait_for(trainer.rollout(rollout_id="r", agent_loop="talk"), 10)
+    assert outcome.attempt == attempt
+    assert agents.attempts == [1, attempt]
+    warnings = [each for each in caplog.records if "has lost its journal" in each.message]
+    assert len(warnings) == attempt - 1

@@ -85,6 +85,7 @@ class CalledServer(AgentServerLink):
         self._reached = asyncio.Event()
         self._in_doubt = asyncio.Event()
         """Set when a call got no answer, so that the next ping is sent at once."""
+        self._pinging = False
         self._parting = asyncio.Event()
         self._sending: set[RolloutKey] = set()
         self._cancelling: set[RolloutKey] = set()
@@ -140,9 +141,13 @@ class CalledServer(AgentServerLink):
 
     async def _ping(self) -> control_pb2.GetServerInfoResponse:
         self._in_doubt.clear()
-        return await self._calls.ask(
-            "GetServerInfo", control_pb2.GetServerInfoRequest(), control_pb2.GetServerInfoResponse, PING_TIMEOUT
-        )
+        self._pinging = True
+        try:
+            return await self._calls.ask(
+                "GetServerInfo", control_pb2.GetServerInfoRequest(), control_pb2.GetServerInfoResponse, PING_TIMEOUT
+            )
+        finally:
+            self._pinging = False
 
     async def _pause(self, channel: grpc.aio.Channel) -> None:
         """Wait until the next ping is due: after PING_PERIOD, or when a call gets no answer or the channel fails."""
@@ -246,9 +251,12 @@ class CalledServer(AgentServerLink):
         return True
 
     async def _is_reached_again(self) -> bool:
-        """Wait until the server answers a ping. Return False if the link is closed before that."""
+        """Wait until the server answers a ping that was sent after `_in_doubt` was set.
+
+        The ping shows whether the same process answers. Return False if the link is closed before that.
+        """
         await asyncio.sleep(STATE_PERIOD)
-        while not self.attached:
+        while not self.attached or self._pinging or self._in_doubt.is_set():
             if self._closed is not None:
                 return False
             await asyncio.sleep(STATE_PERIOD)
