@@ -139,6 +139,8 @@ def _cancel(state: AtServer, call: Call) -> Iterator[Hashable]:
     elif disposition == "ALREADY_ENDED" and rollout_state in ENDED:
         if known.phase == "over":
             yield state
+        elif known.phase in _may_end(rollout_state):  # its outcome reached no trainer, so no call shows its end
+            yield _with(state, known._replace(phase="over"))
     elif disposition == "ALREADY_ENDED" and known.phase in ("live", "maybe", "decided"):
         yield _with(state, known._replace(phase="decided"))
 
@@ -146,10 +148,13 @@ def _cancel(state: AtServer, call: Call) -> Iterator[Hashable]:
 def _end(state: AtServer, call: Call) -> Iterator[Hashable]:
     number, status = call.argument
     for attempt in state.attempts:
-        if attempt.number == number:
-            fits = ("cancelled",) if status == "CANCELLED" else ("live", "decided", "maybe")
-            if attempt.phase in (*fits, "superseded"):
-                yield _with(state, attempt._replace(phase="over"))
+        if attempt.number == number and attempt.phase in (*_may_end(status), "superseded"):
+            yield _with(state, attempt._replace(phase="over"))
+
+
+def _may_end(status: str) -> tuple[str, ...]:
+    """Returns the phases in which an attempt can end with a status."""
+    return ("cancelled",) if status == "CANCELLED" else ("live", "decided", "maybe")
 
 
 def _supersede(state: AtServer, call: Call) -> Iterator[Hashable]:
