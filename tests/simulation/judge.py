@@ -17,6 +17,7 @@ ORACLES: tuple[Oracle, ...] = (
     outcomes.credentials_gone,
     sampling.sampled_once,
     sampling.one_reply,
+    sampling.replayed_at_once,
     sampling.patient,
     sampling.no_late_sampling,
     sampling.abandoned_stops,

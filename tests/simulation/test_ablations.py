@@ -15,6 +15,7 @@ FOUND = {
     "end without the agent": 16,
     "joining of chats": 1,
     "result ids": 162,
+    "recorded replies": 41,
 }
 """A seed that finds the fault, by the name of the safeguard."""
 

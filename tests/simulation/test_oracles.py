@@ -40,6 +40,8 @@ IGNORED = plus(
         {"rollout": "r2", "call": 7, "method": "Complete", "to": "trainer-1", "argument": ("x7", "CANCELLED")},
     ),
 )
+SECOND = {"sample": "main", "chat": 1, "run": 2}
+AGAIN = run(3.6, "server-1", 2), plus((3.7, "server-1", "asked", SECOND))
 BROKEN: dict[str, tuple[str, list[Change]]] = {
     "no outcome": ("nothing lost", [without("applied", "in journal")]),
     "two results": ("applied once", [again(2.35, "applied", result="x2")]),
@@ -66,6 +68,14 @@ BROKEN: dict[str, tuple[str, list[Change]]] = {
             run(1.74, "server-1", 2),
             again(1.745, "got", draw="d2", run=2),
         ],
+    ),
+    "a recorded reply comes late": (
+        "replayed at once",
+        [crash("server-1", 3.5), *AGAIN, plus((5.3, "server-1", "got", SECOND | {"draw": "d1"}))],
+    ),
+    "a recorded reply does not come": (
+        "replayed at once",
+        [crash("server-1", 3.5), *AGAIN, plus((3.8, "server-1", "chat raised", SECOND | {"error": "Unavailable"}))],
     ),
     "an invented reply": ("one reply", [changed("got", draw="d9")]),
     "sampled after its end": ("no late sampling", [crash("trainer-1", 2.6), sampling(2.7, "d2")]),
@@ -210,6 +220,17 @@ def test_a_chat_may_be_sampled_again_after_the_death_of_its_trainer():
     story = crash("trainer-1", 1.55)(good().without("replied"))
     sampling(1.6, "d2")(story).change("got", draw="d2")
     assert story.judged() == []
+
+
+@pytest.mark.parametrize(
+    ("died", "got", "found"),
+    [(3.5, 5.3, True), (3.5, 3.7, False), (2.9, 5.3, False)],  # a reply is in the journal 1.5 s after it came
+)
+def test_a_reply_in_the_journal_needs_no_trainer(died, got, found):
+    story = crash("server-1", died)(good())
+    for change in (*AGAIN, plus((got, "server-1", "got", SECOND | {"draw": "d1"}))):
+        story = change(story)
+    assert ("replayed at once" in story.judged()) == found
 
 
 @pytest.mark.parametrize(("stopped", "found"), [("trainer-1", False), ("server-1", True)])

@@ -78,13 +78,17 @@ class Evidence:
         position = bisect_right(numbers, since.number)
         if position == len(numbers):
             return float("inf")
+        return self.seconds(who, since, self.records[numbers[position] - 1])
+
+    def seconds(self, who: str, since: Record, until: Record) -> float:
+        """Returns how many simulated seconds a process runs between two records. Its stops do not count."""
         ran, resumed = 0.0, since.time
         stops = (r for r in (*self.by_op["stop"], *self.by_op["continue"]) if r.who == who)
         for record in sorted(stops, key=lambda record: record.number):
-            if since.number < record.number < numbers[position]:
+            if since.number < record.number < until.number:
                 ran += record.time - resumed if record.op == "stop" else 0.0
                 resumed = record.time
-        return ran + self.records[numbers[position] - 1].time - resumed
+        return ran + until.time - resumed
 
     def forgot_between(self, who: str, first: int, second: int) -> bool:
         """Returns whether a process without a disk died between two records."""

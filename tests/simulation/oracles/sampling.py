@@ -62,6 +62,32 @@ def one_reply(evidence: Evidence) -> Iterator[Finding]:
             yield Finding("one reply", record.rollout, "a reply was never sampled for this chat", (record,))
 
 
+def replayed_at_once(evidence: Evidence) -> Iterator[Finding]:
+    """An agent that runs again gets the replies that are in its server's journal without its trainer.
+
+    The server may first have to read the tokens of earlier chats, after it has written what waits.
+    """
+    asked: dict[tuple[str, ChatName], Record] = {}
+    got: dict[tuple[str, ChatName], Record] = {}
+    records = (record for op in ("asked", "got", "chat raised") for record in evidence.by_op[op])
+    for record in sorted(records, key=lambda record: record.number):
+        who, name = record.who, (record.who, chat_name(record))
+        if record.op == "asked":
+            asked[name] = record
+            continue
+        before, question = got.get(name), asked.get(name)
+        if record.op == "got":
+            got[name] = record
+        elif record["error"] != "Unavailable":
+            continue
+        if before is None or question is None or before["run"] == record["run"]:
+            continue
+        kept = evidence.seconds_to_death(who, before) >= COMMITTED and not evidence.disk_failed(who)
+        late = record.op != "got" or evidence.seconds(who, question, record) > COMMITTED
+        if kept and late and not evidence.lost_its_disk(who, before.number, record.number):
+            yield Finding("replayed at once", record.rollout, "a recorded reply comes late", (before, record))
+
+
 def patient(evidence: Evidence) -> Iterator[Finding]:
     """A server waits for a trainer that is away: for the grace period, in chats and between them.
 
