@@ -1,4 +1,4 @@
-"""X9: osmosis-grpc doctor names what is damaged, and changes nothing."""
+"""The command doctor names what is damaged, and changes nothing."""
 
 import json
 import re

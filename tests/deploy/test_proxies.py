@@ -1,4 +1,4 @@
-"""F17: a chat that is silent for three times the idle limit of nginx, HAProxy or Envoy ends unnoticed, each way."""
+"""A chat that is silent for three times the idle limit of nginx, HAProxy or Envoy ends unnoticed, each way."""
 
 import asyncio
 import subprocess

@@ -1,4 +1,4 @@
-"""X5: outcomes that one owner's trainer does not take fill that owner's share, and no other's."""
+"""Outcomes that one owner's trainer does not take fill that owner's share, and no other's."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""X7: memory_budget counts what live rollouts take: their requests, what their agents read of them, their chats."""
+"""`memory_budget` counts what live rollouts take: their requests, what their agents read of them, their chats."""
 
 import asyncio
 

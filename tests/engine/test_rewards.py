@@ -1,4 +1,4 @@
-"""P18: rewards of samples, of chats and of the rollout, and their named components."""
+"""Rewards of samples, of chats and of the rollout, and their named components."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""P19: a sample has a policy, a parent, and its author's wish whether to train on it."""
+"""A sample has a policy, a parent, and its author's wish whether to train on it."""
 
 import pytest
 

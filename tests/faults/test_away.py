@@ -1,4 +1,4 @@
-"""F9: the trainer is away while a hundred rollouts finish. Their results wait, unchanged."""
+"""The trainer is away while a hundred rollouts finish. Their results wait, unchanged."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""F15, F16: handlers called twice, calls lost in either direction, commits that succeed and are reported as failed.
+"""Handlers called twice, calls lost in either direction, commits that succeed and are reported as failed.
 
 Whatever is lost, each effect comes once: an agent runs once, a chat is sampled once, an outcome is applied once.
 """

@@ -1,4 +1,4 @@
-"""F2: the server is killed while its journal drops old rollouts and shrinks its file."""
+"""The server is killed while its journal drops old rollouts and shrinks its file."""
 
 import random
 import sqlite3

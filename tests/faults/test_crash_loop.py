@@ -1,4 +1,4 @@
-"""X3: an agent that kills its server's process, and a supervisor that starts the server again and again."""
+"""An agent that kills its server's process, and a supervisor that starts the server again and again."""
 
 import asyncio
 import sys

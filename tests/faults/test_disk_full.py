@@ -1,4 +1,4 @@
-"""F4, F5: the disk is full or read-only, or the file is damaged. New rollouts are refused; running ones go on."""
+"""The disk is full or read-only, or the file is damaged. New rollouts are refused; running ones go on."""
 
 import asyncio
 import os

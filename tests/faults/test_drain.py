@@ -1,4 +1,4 @@
-"""F6: SIGTERM under load. Nothing is lost: what can go on goes on at the next start, what cannot fails and says so."""
+"""SIGTERM under load. Nothing is lost: what can go on goes on at the next start, what cannot fails and says so."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Where a caller's strings may lead: addresses (A1, A2, A4), ids and file names (F36), code (A12)."""
+"""Where a caller's strings may lead: addresses, ids and file names, code."""
 
 import ast
 import asyncio
@@ -162,7 +162,7 @@ def init(target: str, rollout_id: str = "r", credential: str = "") -> rollout_pb
 
 
 async def test_where_a_callback_may_not_lead(canary, tmp_path):
-    """A1: refused by name, without a lookup and without a connection."""
+    """Refused by name, without a lookup and without a connection."""
     assert len(TARGETS) > 60
     async with AgentServer([agent_loop], port=0) as server, grpc.aio.insecure_channel(server.address) as channel:
         stub = services_pb2_grpc.RolloutServiceStub(channel)
@@ -176,7 +176,7 @@ async def test_where_a_callback_may_not_lead(canary, tmp_path):
 
 
 async def test_a_name_is_looked_up_once(canary, monkeypatch):
-    """A2: what a second answer would say is never asked for."""
+    """What a second answer would say is never asked for."""
     loop, asked = asyncio.get_running_loop(), []
     plain = loop.getaddrinfo
 
@@ -204,7 +204,7 @@ async def test_a_name_is_looked_up_once(canary, monkeypatch):
 
 @pytest.mark.slow
 async def test_proxies_of_the_environment_see_nothing(canary, monkeypatch):
-    """A4, gRPC both ways, in a real process; over HTTP: tests/gateway/test_server_url.py."""
+    """gRPC both ways, in a real process; over HTTP: tests/gateway/test_server_url.py."""
     url = f"http://127.0.0.1:{canary.port}"
     names = ("http_proxy", "https_proxy", "grpc_proxy", "all_proxy")
     proxies = {name: url for given in names for name in (given, given.upper())} | {"no_proxy": "", "no_grpc_proxy": ""}
@@ -289,7 +289,7 @@ async def channel_to(address: str):
 
 
 async def test_ids_are_one_path_segment_and_no_file_is_named_by_them(tmp_path):
-    """F36: with --log, in a folder of its own. Two ids have two files; no line of the log begins with an id's text."""
+    """With --log, in a folder of its own. Two ids have two files; no line of the log begins with an id's text."""
     work = tmp_path / "work"
     work.mkdir()
     with server_process(
@@ -337,7 +337,7 @@ def used(tree, module):
 
 @pytest.mark.slow
 def test_nothing_that_comes_in_is_run_or_unpickled():
-    """A12: no module that makes objects of bytes, no text run as code."""
+    """No module that makes objects of bytes, no text run as code."""
     for folder in ("osmosis_grpc", "gateway/osmosis_gateway"):
         for path in sorted((ROOT / folder).rglob("*.py")):
             name, tree = str(path.relative_to(ROOT)), ast.parse(path.read_text())
@@ -361,7 +361,7 @@ def test_nothing_that_comes_in_is_run_or_unpickled():
 
 
 async def test_an_agent_loop_is_one_that_the_operator_named():
-    """A12: the name in a request is looked up and never imported."""
+    """The name in a request is looked up and never imported."""
     async with AgentServer([agent_loop], port=0) as server, channel_to(server.address) as stub:
         for name in ("os:system", "osmosis_grpc.testing.calculator:agent_loop", "tests.faults", "../x", "__import__"):
             made = init("127.0.0.1:1")

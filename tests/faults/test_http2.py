@@ -1,4 +1,4 @@
-"""Attacks below gRPC (A8) and calls that no gRPC library makes (F31): others are served, memory is bounded."""
+"""Attacks below gRPC and calls that no gRPC library makes: others are served, memory is bounded."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""X7: Inits whose metadata takes many times its text in memory."""
+"""Inits whose metadata takes many times its text in memory."""
 
 import os
 from pathlib import Path

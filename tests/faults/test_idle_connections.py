@@ -1,4 +1,4 @@
-"""X14: 300 idle connections each to gRPC, HTTP and the metrics, against a server that may open 200 files."""
+"""300 idle connections each to gRPC, HTTP and the metrics, against a server that may open 200 files."""
 
 import asyncio
 import json

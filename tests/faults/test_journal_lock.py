@@ -1,4 +1,4 @@
-"""A14: two servers on one journal, or on one port: the second one ends and logs the reason."""
+"""Two servers on one journal, or on one port: the second one ends and logs the reason."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""F1, F2: the kill loop, small. `make faults` runs it with hundreds of kills."""
+"""The kill loop, small. `make faults` runs it with hundreds of kills."""
 
 from pathlib import Path
 

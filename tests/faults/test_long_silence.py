@@ -1,4 +1,4 @@
-"""A chat that takes minutes survives keepalive on both ends, and a load balancer that cuts what is idle (F17).
+"""A chat that takes minutes survives keepalive on both ends, and a load balancer that cuts what is idle.
 
 Every way to connect, directly and through three proxies: two that are slower than keepalive pings,
 which keep them from cutting anything, and one that is quicker than pings and heartbeats. What that

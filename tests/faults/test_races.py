@@ -1,4 +1,4 @@
-"""The same call many times at once; cancel, result and deadline raced: one effect, one end (F20 to F22, F28, F29)."""
+"""The same call many times at once; cancel, result and deadline raced: one effect, one end."""
 
 import asyncio
 import random
@@ -134,7 +134,6 @@ async def outcome(call: Any) -> tuple[str, bytes]:
 
 @pytest.mark.slow
 async def test_the_same_init_a_thousand_times_over_ten_connections_runs_once(stack):
-    """F20."""
     agent, server = await serving(stack)
     trainer, target = await recording(stack)
     callers = await stubs(stack, server.address, 10)
@@ -148,7 +147,6 @@ async def test_the_same_init_a_thousand_times_over_ten_connections_runs_once(sta
 
 
 async def test_of_different_bodies_at_once_one_wins(stack):
-    """F21."""
     agent, server = await serving(stack)
     trainer, target = await recording(stack)
     callers = await stubs(stack, server.address, 5)
@@ -161,7 +159,7 @@ async def test_of_different_bodies_at_once_one_wins(stack):
 
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 27))])
 async def test_init_cancel_result_and_deadline_raced(stack, seed):
-    """F22: 200 rollouts a seed. The first end stands, one outcome is sent for each, events agree."""
+    """200 rollouts a seed. The first end stands, one outcome is sent for each, events agree."""
     print(f"seed {seed}")
     drawn = random.Random(seed)
     agent, server = await serving(stack)
@@ -206,7 +204,7 @@ async def _quiet(call: Any) -> Any:
 
 
 async def test_each_call_made_twice_has_the_effect_of_one(stack):
-    """F15, F16, on the server's side: as if the first answer was lost after the work was done."""
+    """On the server's side: as if the first answer was lost after the work was done."""
     agent, server = await serving(stack)
     trainer, target = await recording(stack, delay=0.2)
     (stub,) = await stubs(stack, server.address, 1)
@@ -327,7 +325,7 @@ class Steps(RolloutAgentLoop):
 @pytest.mark.parametrize("how", ["cancel", "deadline"])
 @pytest.mark.parametrize("step", Steps.steps)
 async def test_stopped_at_each_await(stack, step, how):
-    """F28: nothing of the rollout is left, and one outcome has the reason."""
+    """Nothing of the rollout is left, and one outcome has the reason."""
     agent = Steps(step)
     trainer, target = await recording(stack)
     server = await stack.enter_async_context(AgentServer([agent], port=0, config=FAST))
@@ -358,7 +356,7 @@ async def test_stopped_at_each_await(stack, step, how):
 
 
 async def test_a_chat_never_has_more_time_than_its_rollout(stack):
-    """F29: grpc-timeout at the trainer is what is left of the agent_timeout, or less."""
+    """The grpc-timeout at the trainer is what is left of the agent_timeout, or less."""
     _, server = await serving(stack)
     trainer, target = await recording(stack, delay=0.05)
     (stub,) = await stubs(stack, server.address, 1)

@@ -1,4 +1,4 @@
-"""Messages at their limits, packed bombs, and a trainer that answers without measure (F32, A9, A11)."""
+"""Messages at their limits, packed bombs, and a trainer that answers without measure."""
 
 from pathlib import Path
 

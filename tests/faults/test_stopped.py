@@ -1,4 +1,4 @@
-"""F7: the server stands still for 30 s, or the trainer does. Nothing is lost, and nothing fails for it."""
+"""The server stands still for 30 s, or the trainer does. Nothing is lost, and nothing fails for it."""
 
 import asyncio
 import os

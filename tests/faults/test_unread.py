@@ -1,4 +1,4 @@
-"""Peers that send without end and never read: their queue is bounded, and others are not affected (A8, A11)."""
+"""Peers that send without end and never read: their queue is bounded, and others are not affected."""
 
 import asyncio
 import contextlib

@@ -1,5 +1,5 @@
 """Invariant: whatever bytes come, the answer is OK, INVALID_ARGUMENT, RESOURCE_EXHAUSTED or a status that the RPC
-documents; never INTERNAL, UNKNOWN or a crash; and health and a bystander rollout go on afterwards (F30, F37).
+documents; never INTERNAL, UNKNOWN or a crash; and health and a bystander rollout go on afterwards.
 
 Every method of both services and every kind of frame of Attach and Accept, from the descriptors, so
 that a new one cannot be forgotten. Random bytes, damaged bytes, unknown fields, valid messages with

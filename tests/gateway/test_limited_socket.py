@@ -1,4 +1,4 @@
-"""X14: connections over HTTP are limited in all and for each address, and an idle one gives its place away."""
+"""Connections over HTTP are limited in all and for each address, and an idle one gives its place away."""
 
 import asyncio
 from contextlib import asynccontextmanager

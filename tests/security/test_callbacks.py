@@ -1,4 +1,4 @@
-"""X19: a callback carries a credential of its own, made for its rollout: a stranger's outcome or chat is refused."""
+"""A callback carries a credential of its own, made for its rollout: a stranger's outcome or chat is refused."""
 
 import asyncio
 

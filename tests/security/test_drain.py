@@ -1,4 +1,4 @@
-"""X6: only an administrator drains a server, and a drain can be ended."""
+"""Only an administrator drains a server, and a drain can be ended."""
 
 import asyncio
 import socket

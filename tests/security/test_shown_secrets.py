@@ -1,4 +1,4 @@
-"""X8: an agent's tool finds no secret of the server's in its environment, and files keep them off the command line."""
+"""An agent's tool finds no secret of the server's in its environment, and files keep them off the command line."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""X15: an agent's children keep neither the server's ports nor its journal: it is killed, and starts there again."""
+"""An agent's children keep neither the server's ports nor its journal: it is killed, and starts there again."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""P25: Annotate, as an RPC and as a frame."""
+"""Annotate, as an RPC and as a frame."""
 
 from contextlib import asynccontextmanager
 

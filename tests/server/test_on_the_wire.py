@@ -1,4 +1,4 @@
-"""P18 and P19 as trainers see them that use the generated stubs only."""
+"""Rewards and samples as trainers see them that use the generated stubs only."""
 
 import asyncio
 

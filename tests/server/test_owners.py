@@ -1,4 +1,4 @@
-"""X5: owners share windows, attachments, running and queued rollouts and bytes, whatever one of them does."""
+"""Owners share windows, attachments, running and queued rollouts and bytes, whatever one of them does."""
 
 import asyncio
 from contextlib import AsyncExitStack

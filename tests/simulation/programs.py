@@ -74,6 +74,11 @@ class Program:
         """Whether a process of the program runs or is stopped."""
         return self.process is not None and not self.process.dead
 
+    @property
+    def ending(self) -> bool:
+        """Whether the process was asked to end. Another one follows, unless the program is closed."""
+        return self.alive and self._stopping.is_set()
+
     def start(self) -> None:
         """Starts a process, unless one is alive."""
         if self.alive or self.closing:

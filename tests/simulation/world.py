@@ -198,6 +198,8 @@ class World:
     def _left(self, program: ServerProgram) -> str:
         if program.server is None or not program.alive:
             return "it does not run"
+        if program.ending:  # it may have given up rollouts, which its next process ends
+            return "it is ending"
         left = program.server.engine.capacity()
         rows = {"running": left.running, "queued": left.queued, "undelivered": left.undelivered}
         return ", ".join(f"{number} {what}" for what, number in rows.items() if number)

@@ -1,4 +1,4 @@
-"""P25: annotations in the journals. They are events that may follow the end of a rollout."""
+"""Annotations in the journals. They are events that may follow the end of a rollout."""
 
 from contextlib import asynccontextmanager
 

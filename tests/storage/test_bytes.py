@@ -1,4 +1,4 @@
-"""X5: unsettled rollouts of one owner use only that owner's share of the journal."""
+"""Unsettled rollouts of one owner use only that owner's share of the journal."""
 
 from osmosis_grpc.protocol.types import events
 from tests.storage.journals import opened

@@ -1,4 +1,4 @@
-"""X16: a process whose lock file was removed stops before its next commit."""
+"""A process whose lock file was removed stops before its next commit."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""V8: the pages as files. Each link leads to a file, each page is whole, and no text becomes HTML."""
+"""The pages as files. Each link leads to a file, each page is whole, and no text becomes HTML."""
 
 import re
 from html.parser import HTMLParser

@@ -1,4 +1,4 @@
-"""S2, S3, S8: a context that a unit test makes, its tools, its model and its results."""
+"""A context that a unit test makes, its tools, its model and its results."""
 
 import json
 from unittest.mock import AsyncMock, MagicMock

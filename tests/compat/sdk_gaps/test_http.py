@@ -1,4 +1,4 @@
-"""S2, S5, S9, S10, S12, S13 over HTTP: applications, requests, replies and debug files."""
+"""Over HTTP: applications, requests, replies and debug files."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""S6: the names of the Osmosis SDK 0.2.14, at the root, in rollout, and in the deeper modules."""
+"""The names of the Osmosis SDK 0.2.14, at the root, in rollout, and in the deeper modules."""
 
 import importlib
 import subprocess

@@ -1,4 +1,4 @@
-"""S4, S7, S8, S9: the values and the helpers of an author."""
+"""The values and the helpers of an author."""
 
 import asyncio
 import copy

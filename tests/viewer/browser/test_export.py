@@ -1,4 +1,4 @@
-"""V8 in Chromium: an export in a subfolder of a web server, and a single file without a server."""
+"""An export in a subfolder of a web server, and a single file without a server."""
 
 import functools
 import re

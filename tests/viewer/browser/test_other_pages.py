@@ -1,4 +1,4 @@
-"""V4 to V7 in Chromium: groups, curves, throughput, search, and the server."""
+"""Groups, curves, throughput, search, and the server."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""V1 in Chromium: the table of 10,000 rollouts, its keys and filters, and rollouts that appear by themselves."""
+"""The table of 10,000 rollouts, its keys and filters, and rollouts that appear by themselves."""
 
 import re
 from urllib.parse import parse_qs, urlsplit

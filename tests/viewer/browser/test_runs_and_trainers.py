@@ -1,4 +1,4 @@
-"""V5 and V7 in Chromium: runs beside each other, and a server with its metrics and its attached trainers."""
+"""Runs beside each other, and a server with its metrics and its attached trainers."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""V2 in Chromium: a rollout of 500 turns, the turn that failed, and the way to it from a failed `test`."""
+"""A rollout of 500 turns, the turn that failed, and the way to it from a failed `test`."""
 
 import json
 import re
