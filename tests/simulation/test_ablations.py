@@ -8,13 +8,13 @@ from tests.simulation.ablations.search import found_by
 from tests.simulation.ablations.table import TABLE
 
 FOUND = {
-    "idempotency of Init": 3,
+    "idempotency of Init": 2,
     "attempts of Init": 2,
-    "tombstones": 4,
-    "commit before an outcome is sent": 18,
+    "tombstones": 2,
+    "commit before an outcome is sent": 15,
     "end without the agent": 16,
     "joining of chats": 1,
-    "result ids": 162,
+    "result ids": 159,
     "recorded replies": 41,
 }
 """A seed that finds the fault, by the name of the safeguard."""
