@@ -7,8 +7,8 @@ and end it with a status. Without a CallSink a Call counts nothing.
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Generator, Sequence
-from typing import Any, Protocol
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
+from typing import Any, Protocol, TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError, Message
@@ -17,6 +17,8 @@ from google.rpc import status_pb2
 from osmosis_grpc.protocol.errors import CallError, Unavailable
 from osmosis_grpc.protocol.wire.methods import Method
 from osmosis_grpc.protocol.wire.status import from_code
+
+T = TypeVar("T")
 
 
 class CallSink(Protocol):
@@ -68,7 +70,7 @@ class Asking(Call):
 
     async def _answer(self) -> bytes:
         try:
-            data: bytes = await self._call
+            data: bytes = await cancellable(self._call)
         except grpc.aio.AioRpcError as error:
             self.end(error.code().name)
             raise
@@ -78,6 +80,26 @@ class Asking(Call):
         self.received = len(data)
         self.end("OK")
         return data
+
+
+async def cancellable(awaitable: Awaitable[T]) -> T:
+    """Await a client's call, or its next message. Raises CancelledError if the current task is cancelled meanwhile.
+
+    Without this, a cancel that comes together with the end of the call can be lost: gRPC awaits a task of its own,
+    which ends without CancelledError when it is cancelled.
+    """
+    task, error = asyncio.current_task(), None
+    before = task.cancelling() if task is not None else 0
+    try:
+        result = await awaitable
+    except grpc.aio.AioRpcError as failed:
+        error = failed
+    if task is not None and task.cancelling() > before:
+        await asyncio.sleep(0)  # a cancel scope of anyio cancels again, with its own message
+        raise asyncio.CancelledError
+    if error is not None:
+        raise error
+    return result
 
 
 DETAILS_KEY = "grpc-status-details-bin"
@@ -91,7 +113,7 @@ async def call(method: Any, request: Any, *, timeout: float | None, metadata: Me
     Raises a CallError when the call fails. The error's text does not contain the secret `hide`.
     """
     try:
-        return await method(request, timeout=timeout, metadata=metadata or None)
+        return await cancellable(method(request, timeout=timeout, metadata=metadata or None))
     except grpc.aio.AioRpcError as error:
         raise error_of(error, hide=hide) from None
 

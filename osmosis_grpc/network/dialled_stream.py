@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 
 from osmosis_grpc.network.channel_options import client_options
-from osmosis_grpc.network.client_calls import Call, CallSink, error_of
+from osmosis_grpc.network.client_calls import Call, CallSink, cancellable, error_of
 from osmosis_grpc.network.credentials import Credentials
 from osmosis_grpc.network.network import GRPC, Network
 from osmosis_grpc.protocol.errors import CallError, Cancelled, Internal, Unavailable
@@ -67,7 +67,7 @@ class DialledStream:
     async def read(self) -> Any:
         """Return the next message, or grpc.aio.EOF at the end. Raises a CallError if the call ended with an error."""
         try:
-            data = await self._call.read()
+            data = await cancellable(self._call.read())
         except grpc.aio.AioRpcError as error:
             raise error_of(error) from None
         except asyncio.CancelledError:

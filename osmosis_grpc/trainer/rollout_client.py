@@ -10,7 +10,7 @@ import grpc
 
 from osmosis_grpc.network.bearer_tokens import narrowed
 from osmosis_grpc.network.channel_options import client_options
-from osmosis_grpc.network.client_calls import call, error_of
+from osmosis_grpc.network.client_calls import call, cancellable, error_of
 from osmosis_grpc.network.connection_errors import explained
 from osmosis_grpc.network.credentials import Credentials, channel
 from osmosis_grpc.network.tls import ClientTls
@@ -338,7 +338,7 @@ class RolloutClient:
         stream: Any = self._stub.StreamEvents(request, metadata=tuple(self._metadata) or None)
         self._streams.add(stream)
         try:
-            async for response in stream:
+            while (response := await cancellable(stream.read())) is not grpc.aio.EOF:
                 yield response
         except grpc.aio.AioRpcError as error:
             raise await explained(self.target, self._credentials, error_of(error)) from None

@@ -13,7 +13,7 @@ import grpc
 from google.protobuf.wrappers_pb2 import Int64Value
 
 from osmosis_grpc.network.channel_options import client_options
-from osmosis_grpc.network.client_calls import error_of
+from osmosis_grpc.network.client_calls import cancellable, error_of
 from osmosis_grpc.network.handlers import REQUEST_ID_KEY
 from osmosis_grpc.network.network import Network
 from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import control_pb2 as pb
@@ -125,7 +125,8 @@ class Siblings:
         )
         metadata = (*self._metadata(owner), *((key, value) for key, value in headers if key == REQUEST_ID_KEY))
         try:
-            return await stub(request, timeout=TIMEOUT if left is None else min(left, TIMEOUT), metadata=metadata)
+            timeout = TIMEOUT if left is None else min(left, TIMEOUT)
+            return await cancellable(stub(request, timeout=timeout, metadata=metadata))
         except grpc.aio.AioRpcError as error:
             raise self._error(worker, error) from None
 

@@ -18,7 +18,7 @@ import grpc
 from google.protobuf.message import Message
 
 from osmosis_grpc.network.channel_options import client_options
-from osmosis_grpc.network.client_calls import error_of
+from osmosis_grpc.network.client_calls import cancellable, error_of
 from osmosis_grpc.network.credentials import Credentials
 from osmosis_grpc.network.network import Network
 from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import annotation_pb2, control_pb2, rollout_pb2
@@ -356,7 +356,7 @@ class CalledServer(AgentServerLink):
             try:
                 stream = self._calls.stream("StreamEvents", request, control_pb2.StreamEventsResponse)
                 self._streams[stream] = None
-                async for response in stream:
+                while (response := await cancellable(stream.read())) is not grpc.aio.EOF:
                     if response.HasField("event"):
                         after, attempt = response.event.event_number, response.event.attempt
                         if response.event.WhichOneof("kind") is not None:  # None means a kind of a newer protocol
