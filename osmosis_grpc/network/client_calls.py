@@ -152,10 +152,10 @@ async def replies(
     )(request, timeout=timeout, metadata=tuple(metadata) or None)
     try:
         if method.streams_responses:
-            async for response in call:
+            while (response := await cancellable(call.read())) is not grpc.aio.EOF:
                 yield response
         else:
-            yield await call
+            yield await cancellable(call)
     except grpc.aio.AioRpcError as error:
         raise error_of(error) from None
     finally:

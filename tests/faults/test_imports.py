@@ -19,7 +19,8 @@ for top in ("osmosis_grpc", "osmosis_gateway"):
         try:
             importlib.import_module(module.name)
         except ImportError as error:
-            if type(error).__name__ != "MissingExtraError" and str(error.name).startswith("osmosis"):
+            foreign = isinstance(error, ModuleNotFoundError) and not error.name.startswith("osmosis")
+            if not foreign and type(error).__name__ != "MissingExtraError":
                 raise
 """
 

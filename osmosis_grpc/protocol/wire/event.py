@@ -56,17 +56,24 @@ def annotate_request(rollout_id: str, attempt: int, annotation: Annotation) -> a
     )
 
 
+def without_tokens(event: TrajectoryEvent) -> TrajectoryEvent:
+    """Return the event. If it has a reply, the reply has no tokens in it."""
+    if not isinstance(event.kind, events.ChatAnswered):
+        return event
+    bare = replace(
+        event.kind.response, tokens=None, prompt_ids=None, prompt_extras=jsontext.NOTHING, prompt_prefix=0, wire=b""
+    )
+    return replace(event, kind=replace(event.kind, response=bare))
+
+
 def event_to_wire(event: TrajectoryEvent, *, tokens: bool = True) -> pb.TrajectoryEvent:
     """Return an event as a message. An outcome has no messages and no segments in it.
 
     Without `tokens`, a reply has no tokens in it.
     """
+    if not tokens:
+        event = without_tokens(event)
     field, to_wire, _ = _KINDS[type(event.kind)]
-    if not tokens and isinstance(event.kind, events.ChatAnswered):
-        bare = replace(
-            event.kind.response, tokens=None, prompt_ids=None, prompt_extras=jsontext.NOTHING, prompt_prefix=0, wire=b""
-        )
-        event = replace(event, kind=replace(event.kind, response=bare))
     return pb.TrajectoryEvent(
         rollout_id=event.rollout_id,
         attempt=event.attempt,

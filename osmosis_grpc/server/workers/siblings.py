@@ -140,7 +140,7 @@ class Siblings:
         )
         call = stub(request, metadata=self._metadata(owner))
         try:
-            async for response in call:
+            while (response := await cancellable(call.read())) is not grpc.aio.EOF:
                 yield response
         except grpc.aio.AioRpcError as error:
             raise self._error(worker, error) from None

@@ -24,10 +24,9 @@ from osmosis_grpc.network.network import Network
 from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import annotation_pb2, control_pb2, rollout_pb2
 from osmosis_grpc.protocol.errors import CallError, DeadlineExceeded, NotFound, Unavailable
 from osmosis_grpc.protocol.types import Callback, CancelResult, InitRequest, TrajectoryEvent, events
-from osmosis_grpc.protocol.types.jsontext import NOTHING
 from osmosis_grpc.protocol.wire.attach import check_protocol
 from osmosis_grpc.protocol.wire.control import BLOBS, CANCEL_RESULT, features_from_wire
-from osmosis_grpc.protocol.wire.event import event_from_wire
+from osmosis_grpc.protocol.wire.event import event_from_wire, without_tokens
 from osmosis_grpc.protocol.wire.rollout import init_to_wire
 from osmosis_grpc.supervise import OnFailure, job
 from osmosis_grpc.trainer.agent_server_link import (
@@ -143,9 +142,8 @@ class CalledServer(AgentServerLink):
         self._in_doubt.clear()
         self._pinging = True
         try:
-            return await self._calls.ask(
-                "GetServerInfo", control_pb2.GetServerInfoRequest(), control_pb2.GetServerInfoResponse, PING_TIMEOUT
-            )
+            request, answer = control_pb2.GetServerInfoRequest(), control_pb2.GetServerInfoResponse
+            return await self._calls.ask("GetServerInfo", request, answer, PING_TIMEOUT)
         finally:
             self._pinging = False
 
@@ -361,7 +359,7 @@ class CalledServer(AgentServerLink):
                         after, attempt = response.event.event_number, response.event.attempt
                         if response.event.WhichOneof("kind") is not None:  # None means a kind of a newer protocol
                             event = event_from_wire(response.event)
-                            yield event if tokens else _without_tokens(event)
+                            yield event if tokens else without_tokens(event)
                 return
             except grpc.aio.AioRpcError as error:
                 failed = error_of(error)
@@ -397,10 +395,3 @@ class CalledServer(AgentServerLink):
 
 def _window(info: control_pb2.GetServerInfoResponse) -> int:
     return 0 if info.draining else info.capacity.max_concurrent + info.capacity.max_queued
-
-
-def _without_tokens(event: TrajectoryEvent) -> TrajectoryEvent:
-    if not isinstance(event.kind, events.ChatAnswered):
-        return event
-    reply = replace(event.kind.response, tokens=None, prompt_ids=None, prompt_extras=NOTHING, prompt_prefix=0)
-    return replace(event, kind=replace(event.kind, response=reply))
